@@ -311,11 +311,12 @@ NFP_API nfp_status nfp_experts_run(nfp_experts* experts, const nfp_experts_call*
 
 /* ---- Attention over a paged KV cache ----------------------------------------------------------------------------- */
 
-typedef enum nfp_kv_type { NFP_KV_F16 = 0, NFP_KV_E4M3 = 1 } nfp_kv_type;
+typedef enum nfp_kv_type { NFP_KV_F16 = 0, NFP_KV_E4M3 = 1, NFP_KV_BF16 = 2 } nfp_kv_type;
 
-/* Causal attention of a ragged batch of FP16 queries. A sequence's query tokens are the last ones of its context, whose
- * keys and values, these tokens' included, are in the cache. Sums and softmax are FP32; the weights are rounded to FP16
- * for the product with the values. Shapes are in head_dim numbers; all arrays are the device's. */
+/* Causal attention of a ragged batch. A sequence's query tokens are the last ones of its context, whose keys and
+ * values, these tokens' included, are in the cache. Queries and outputs are BF16 over a BF16 cache, else FP16. Sums and
+ * softmax are FP32; the weights are rounded to that type for the product with the values. Shapes are in head_dim
+ * numbers; all arrays are the device's. */
 typedef struct nfp_attention_call {
   size_t size;   /* sizeof(nfp_attention_call) */
   int32_t heads; /* 1 to 16 times kv_heads */
@@ -333,9 +334,9 @@ typedef struct nfp_attention_call {
   int64_t block_stride; /* numbers from a block to the next, a multiple of block_size * head_dim; 0: as they are full */
   const void* keys;
   const void* values;
-  const void* q;    /* FP16 [tokens, q_stride], a token's heads first; 16-byte aligned */
+  const void* q;    /* [tokens, q_stride], a token's heads first; 16-byte aligned */
   int64_t q_stride; /* a multiple of 8 */
-  void* out;        /* FP16 [tokens, heads * head_dim] */
+  void* out;        /* [tokens, heads * head_dim] */
   /* Over all sequences of the batch: the call is for `sequences` of them, from first_sequence on. */
   const int32_t* query_start; /* [sequences + 1]: a sequence's first query token */
   const int32_t* context;     /* tokens; 0 pads a decode call, whose output there is zeros */

@@ -17,6 +17,7 @@ JOIN_BIASED, JOIN_FREE = 0, 1
 UPPER, LOWER = 0, 1
 FP16, FP8 = 0, 1  # nfp_precision
 SILU, GELU_TANH = 0, 1
+KV_F16, KV_E4M3, KV_BF16 = 0, 1, 2
 
 
 class NestedFPError(RuntimeError):

@@ -14,6 +14,10 @@ using namespace nfp::cuda;
 
 namespace {
 
+KvType type_of(nfp_kv_type type) {
+  return type == NFP_KV_E4M3 ? KvType::kE4m3 : type == NFP_KV_BF16 ? KvType::kBf16 : KvType::kF16;
+}
+
 AttentionCall call_of(const nfp_attention_call& c) {
   AttentionCall call;
   call.heads = c.heads;
@@ -24,7 +28,7 @@ AttentionCall call_of(const nfp_attention_call& c) {
   call.window = c.window;
   call.cache.keys = c.keys;
   call.cache.values = c.values;
-  call.cache.type = c.kv_type == NFP_KV_E4M3 ? KvType::kE4m3 : KvType::kF16;
+  call.cache.type = type_of(c.kv_type);
   call.cache.key_scale = c.key_scale;
   call.cache.value_scale = c.value_scale;
   call.cache.blocks = c.blocks;
@@ -53,7 +57,7 @@ template <typename F>
 nfp_status with_call(nfp_gpu* gpu, const nfp_attention_call* c, F&& body) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(gpu != nullptr && complete(c), "attention: gpu or call is null, or call->size is not set");
-    NFP_CAPI_REQUIRE(c->kv_type == NFP_KV_F16 || c->kv_type == NFP_KV_E4M3, "attention: kv_type is unknown");
+    NFP_CAPI_REQUIRE(c->kv_type >= NFP_KV_F16 && c->kv_type <= NFP_KV_BF16, "attention: kv_type is unknown");
     const auto here = gpu->context.enter();
     return body(call_of(*c));
   });

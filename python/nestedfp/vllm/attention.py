@@ -1,8 +1,8 @@
-"""vLLM's FlashAttention backend with the kernels of libnestedfp where they fit: FP16 queries over an FP16 cache.
+"""vLLM's FlashAttention backend with the kernels of libnestedfp where they fit: over a cache of the model's own type.
 
 Steps in which every sequence has one token run our decode kernel, in graphs and without. In others the sequences ahead
 that have one token run it too, and those behind, prompts and their chunks, run our prefill kernel. What does not fit
-(BF16 models, an FP8 cache, sinks, cascades, several drafted tokens a sequence) remains FlashAttention's, over the same
+(an FP8 cache, sinks, cascades, several drafted tokens a sequence) remains FlashAttention's, over the same
 cache: HND in vLLM's terms, a block's keys and then its values, each [kv_heads, block_size, head_dim].
 """
 
@@ -53,6 +53,7 @@ class Builder(FlashAttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.nestedfp_workspace: torch.Tensor | None = None  # made by the first step; None: FlashAttention's layers
         self.nestedfp_asked = False
+        self.nestedfp_type = _library.KV_BF16 if vllm_config.model_config.dtype is torch.bfloat16 else _library.KV_F16
         self.nestedfp_drafts = vllm_config.speculative_config is not None
 
     @classmethod
@@ -69,7 +70,7 @@ class Builder(FlashAttentionMetadataBuilder):
             if (impls and all(isinstance(impl, Impl) and impl.nestedfp_fits for impl in impls)
                     and self.block_size in (16, 32, 64)):
                 index = torch.cuda.current_device() if self.device.index is None else self.device.index
-                needed = max(impl.workspace_bytes(index, self.block_size) for impl in impls)
+                needed = max(impl.workspace_bytes(index, self.block_size, self.nestedfp_type) for impl in impls)
                 self.nestedfp_workspace = torch.zeros(needed, dtype=torch.uint8, device=self.device)
         return self.nestedfp_workspace
 
@@ -104,7 +105,7 @@ class Builder(FlashAttentionMetadataBuilder):
         call = _library.AttentionCall(
             size=ctypes.sizeof(_library.AttentionCall), query_start=common.query_start_loc.data_ptr(),
             context=common.seq_lens.data_ptr(), block_table=table.data_ptr(), table_width=table.stride(0),
-            block_size=self.block_size, likely_context=min(common.max_seq_len, CAPTURED_CONTEXT),
+            block_size=self.block_size, kv_type=self.nestedfp_type, likely_context=min(common.max_seq_len, CAPTURED_CONTEXT),
             independent_start=INDEPENDENT_START, workspace=workspace.data_ptr(), workspace_bytes=workspace.numel())
         return Plan(call, decodes, sequences - decodes, prefill_tokens, (common.query_start_loc, common.seq_lens, table))
 
@@ -125,13 +126,13 @@ class Impl(FlashAttentionImpl):
         self.nestedfp_fits = (self.attn_type == AttentionType.DECODER and self.alibi_slopes is None
                               and self.sinks is None and self.head_size % 16 == 0 and self.head_size <= 256
                               and self.num_heads <= 16 * self.num_kv_heads
-                              and self.kv_cache_dtype in ("auto", "float16"))
+                              and self.kv_cache_dtype in ("auto", "float16", "bfloat16"))
         self.nestedfp_window = self.sliding_window[0] + 1
         self.nestedfp_library = _library.library()
 
-    def workspace_bytes(self, index: int, block_size: int) -> int:
+    def workspace_bytes(self, index: int, block_size: int, kv_type: int) -> int:
         call = _library.AttentionCall(size=ctypes.sizeof(_library.AttentionCall), heads=self.num_heads,
-                                      kv_heads=self.num_kv_heads, head_dim=self.head_size, block_size=block_size,
+                                      kv_heads=self.num_kv_heads, head_dim=self.head_size, block_size=block_size, kv_type=kv_type,
                                       sequences=1)
         needed = ctypes.c_size_t()
         _library.check(self.nestedfp_library.nfp_attention_workspace_bytes(device(index).handle, ctypes.byref(call),
@@ -183,8 +184,7 @@ def enable(config: Any) -> None:
     """In the place of FlashAttention for the model of this vLLM configuration, unless the user named a backend or a
     layout of the cache, or something else than vLLM's own layers reads it."""
     model, parallel = config.model_config, config.parallel_config
-    if (config.attention_config.backend is None and model.dtype is torch.float16
-            and config.cache_config.cache_dtype in ("auto", "float16") and not model.is_hybrid
+    if (config.attention_config.backend is None and config.cache_config.cache_dtype in ("auto", str(model.dtype).removeprefix("torch.")) and not model.is_hybrid
             and config.kv_transfer_config is None and envs.VLLM_KV_CACHE_LAYOUT is None and not envs.VLLM_BATCH_INVARIANT
             and parallel.decode_context_parallel_size == 1
             and getattr(parallel, "prefill_context_parallel_size", 1) == 1):

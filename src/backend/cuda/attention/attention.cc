@@ -24,7 +24,7 @@ int64_t block_heads(const AttentionCall& c) {
   return c.cache.block_stride == 0 ? c.kv_heads : c.cache.block_stride / of_a_head;
 }
 
-bool is_e4m3(const AttentionCall& c) { return c.cache.type == KvType::kE4m3; }
+bool is_e4m3(const AttentionCall& c) { return is_e4m3(c.cache.type); }
 
 Status check_shape(const AttentionCall& c) {
   const auto bad = [](std::string_view field, std::string_view rule) {
@@ -118,7 +118,7 @@ Result<Residency> residency(const AttentionKernel& kernel) {
     Residency found;
   };
   static std::mutex mutex;
-  static Entry entries[32];
+  static Entry entries[64];
   const std::lock_guard lock(mutex);
   for (Entry& entry : entries) {
     if (entry.function == kernel.function) return entry.found;
@@ -241,7 +241,7 @@ struct DecodeKernels {
 
 Result<DecodeKernels> decode_kernels(const AttentionCall& c) {
   const int dim = padded_dim(c.head_dim), rows = padded_rows(c.heads / c.kv_heads);
-  DecodeKernels k{decode_kernel(dim, rows, is_e4m3(c)), decode_rows_kernel(dim, rows, is_e4m3(c)), {}, {}};
+  DecodeKernels k{decode_kernel(dim, rows, c.cache.type), decode_rows_kernel(dim, rows, c.cache.type), {}, {}};
   NFP_ASSIGN_OR_RETURN(k.device, residency(k.blocks));
   if (k.warps.function != nullptr) {
     NFP_ASSIGN_OR_RETURN(k.warps_device, residency(k.warps));
@@ -282,9 +282,7 @@ DecodeRotation make_rotation(const AttentionCall& c) {
 }  // namespace
 
 bool can_rotate(const AttentionCall& c) {
-  return (c.head_dim == 64    ? kCanRotate<64>
-          : c.head_dim == 128 ? kCanRotate<128>
-                              : false) &&
+  return (c.head_dim == 64 || c.head_dim == 128) && c.cache.type != KvType::kBf16 &&
          (!is_e4m3(c) || (c.cache.key_scale == 1.0f && c.cache.value_scale == 1.0f));
 }
 
@@ -357,7 +355,7 @@ Status run_prefill(const AttentionCall& c, CUstream_st* stream) {
     NFP_RETURN_IF_ERROR(encode_cache(c, c.cache.values, p.values));
   }
   const int dim = padded_dim(c.head_dim);
-  const AttentionKernel kernel = is_e4m3(c) ? prefill_e4m3_kernel(dim) : prefill_kernel(dim);
+  const AttentionKernel kernel = prefill_kernel(dim, c.cache.type);
   NFP_ASSIGN_OR_RETURN(const Residency device, residency(kernel));
   void* arguments[] = {&p};
   return launch_kernel(kernel, std::min<int64_t>(device.blocks, tiles), 1, c.dependent_launch, arguments, stream);

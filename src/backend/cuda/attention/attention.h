@@ -2,22 +2,19 @@
 // prefill, of sequences with any number. A batch is planned on the device from its arrays, so a captured graph replays
 // with other contents.
 //
-// Accumulation and softmax are FP32; the probabilities are rounded to FP16 for the product with the values.
+// Queries and outputs are 16-bit numbers: BF16 over a BF16 cache, else FP16. Accumulation and softmax are FP32; the
+// probabilities are rounded to that type for the product with the values.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/cuda/attention/kv_type.h"
 #include "base/result.h"
 
 struct CUstream_st;
 
 namespace nfp::cuda {
-
-enum class KvType : uint8_t {
-  kF16,
-  kE4m3,  // a number is worth code * scale
-};
 
 // One layer's cache. Keys and values are each [blocks, kv_heads, block_size, head_dim], blocks apart by block_stride.
 struct PagedKv {
@@ -43,9 +40,9 @@ struct AttentionCall {
   float soft_cap = 0.0f;  // scores become soft_cap * tanh(score / soft_cap); 0 = as they are
   int window = 0;         // a query at position p sees keys from p - window + 1 on; 0 = from 0
   PagedKv cache;
-  const void* q = nullptr;  // FP16 [tokens, q_stride], query heads first; 16-byte aligned
+  const void* q = nullptr;  // [tokens, q_stride], query heads first; 16-byte aligned
   int64_t q_stride = 0;     // elements, a multiple of 8
-  void* out = nullptr;      // FP16 [tokens, heads * head_dim]; 4-byte aligned
+  void* out = nullptr;      // [tokens, heads * head_dim]; 4-byte aligned
 
   // The batch, device arrays over all its sequences. A sequence's query tokens are the last ones of its context:
   // token query_start[s] + i stands at position context[s] - (query_start[s + 1] - query_start[s]) + i.
@@ -94,7 +91,8 @@ inline constexpr int kMaxAttentionRows = 65536;  // sequences * kv_heads of a de
 
 inline constexpr size_t kPrefillWorkspaceBytes = 16;
 
-// Whether decode calls of this shape and cache can have a rotation: heads of 64 or 128 that rotate whole, scales 1.
+// Whether decode calls of this shape and cache can have a rotation: heads of 64 or 128 that rotate whole, scales 1, no
+// BF16.
 bool can_rotate(const AttentionCall& call);
 
 // Of a decode call like this one, or any with fewer sequences.

@@ -55,6 +55,7 @@ struct Shape {
   bool e4m3 = false;
   bool rotates = false;    // rows have new keys and values behind their queries, and the cache's scales are 1
   bool one_array = false;  // each block's values lie behind its keys
+  bool bf16 = false;       // queries, cache and outputs
 };
 struct Sequence {
   int queries, context;
@@ -124,7 +125,7 @@ class Batch {
     c.window = shape_.window;
     c.cache.keys = device_keys_->get();
     c.cache.values = device_values_->get();
-    c.cache.type = shape_.e4m3 ? KvType::kE4m3 : KvType::kF16;
+    c.cache.type = shape_.e4m3 ? KvType::kE4m3 : shape_.bf16 ? KvType::kBf16 : KvType::kF16;
     c.cache.key_scale = key_scale();  // (of no meaning for FP16)
     c.cache.value_scale = value_scale();
     c.cache.blocks = static_cast<int64_t>(wide_keys_.size()) / shape_.kv_heads / shape_.block_size / shape_.head_dim;
@@ -234,7 +235,7 @@ class Batch {
   }
   int sequences() const { return static_cast<int>(sequences_.size()); }
 
-  // Compares everything. Error bounds: the probabilities' and the output's rounding to FP16 (2^-11 of the mean
+  // Compares everything. Error bounds: the probabilities' and the output's rounding to 16 bits (FP16: 2^-11 of the mean
   // magnitude, and half a subnormal a key), the FP32 sum of a score's products, and the soft cap's tanh.
   void expect_close(const std::vector<uint16_t>& out) const {
     int failures = 0;
@@ -248,7 +249,7 @@ class Batch {
         for (int head = 0; head < shape_.heads; ++head) {
           const uint16_t* q = &q_[int64_t{query_start_[s] + i} * q_stride_ + int64_t{head} * shape_.head_dim];
           std::vector<double> wide_q(shape_.head_dim);
-          for (int d = 0; d < shape_.head_dim; ++d) wide_q[d] = fp16_to_fp32(q[d]);
+          for (int d = 0; d < shape_.head_dim; ++d) wide_q[d] = widen(q[d]);
           scores.assign(static_cast<size_t>(int64_t{position} - from + 1), 0.0);
           double top = -INFINITY, largest_sum = 0.0;
           for (int key = from; key <= position; ++key) {
@@ -283,10 +284,9 @@ class Batch {
           for (int d = 0; d < shape_.head_dim; ++d) {
             const double keys = total > 0 ? total : 1.0;  // of none the sums are zeros
             const double want = mean[d] / keys, size = magnitude[d] / keys;
-            const double bound = 0x1p-11 * (size + std::abs(want)) + 2 * size * score_error +
+            const double bound = (shape_.bf16 ? 0x1p-8 : 0x1p-11) * (size + std::abs(want)) + 2 * size * score_error +
                                  static_cast<double>(scores.size()) * 0x1p-25 * largest_value / keys + 0x1p-24;
-            const double got =
-                fp16_to_fp32(out[(int64_t{query_start_[s] + i} * shape_.heads + head) * shape_.head_dim + d]);
+            const double got = widen(out[(int64_t{query_start_[s] + i} * shape_.heads + head) * shape_.head_dim + d]);
             const double error = std::abs(got - want);
             worst = std::isnan(error) ? INFINITY : std::max(worst, error / bound);
             if (error <= bound) continue;
@@ -328,15 +328,17 @@ class Batch {
       for (uint16_t& v : out) v = fp32_to_fp16(normal(random));
       return out;
     }();
-    return table[random_() >> 16];
+    const uint16_t half = table[random_() >> 16];
+    return shape_.bf16 ? fp32_to_bf16(fp16_to_fp32(half)) : half;
   }
+  float widen(uint16_t bits) const { return shape_.bf16 ? bf16_to_fp32(bits) : fp16_to_fp32(bits); }
   float key_scale() const { return shape_.rotates ? 1.0f : kKeyScale; }
   float value_scale() const { return shape_.rotates ? 1.0f : kValueScale; }
   float number_at(const std::vector<uint8_t>& cache, size_t at, float scale) const {
     if (shape_.e4m3) return e4m3_to_fp32(cache[at]) * scale;
     uint16_t half = 0;
     std::memcpy(&half, &cache[at * 2], 2);
-    return fp16_to_fp32(half);
+    return widen(half);
   }
   float store_number(std::vector<uint8_t>& cache, size_t at, float scale) {
     const uint16_t half = number();
@@ -345,7 +347,7 @@ class Batch {
       return e4m3_to_fp32(cache[at]) * scale;
     }
     std::memcpy(&cache[at * 2], &half, 2);
-    return fp16_to_fp32(half);
+    return widen(half);
   }
   // Scores a little wider than unit variance, so that the largest keeps changing.
   float scale() const { return 1.5f / std::sqrt(static_cast<float>(shape_.head_dim)); }
@@ -536,12 +538,20 @@ INSTANTIATE_TEST_SUITE_P(
         Shape{4, 2, 160, 16, 0.0f, 0, true}, Shape{16, 1, 192, 32, 20.0f, 100, true},
         Shape{8, 4, 240, 16, 0.0f, 17, true}, Shape{8, 2, 128, 16, 0.0f, 0, false, false, true},
         Shape{14, 2, 64, 64, 0.0f, 100, false, false, true}, Shape{3, 1, 176, 32, 0.0f, 0, false, false, true},
-        Shape{8, 4, 240, 16, 0.0f, 17, true, false, true}),
+        Shape{8, 4, 240, 16, 0.0f, 17, true, false, true},
+        Shape{.heads = 8, .kv_heads = 2, .head_dim = 128, .bf16 = true},
+        Shape{.heads = 4, .kv_heads = 4, .head_dim = 64, .window = 100, .one_array = true, .bf16 = true},
+        Shape{.heads = 8, .kv_heads = 1, .head_dim = 256, .block_size = 64, .bf16 = true},
+        Shape{.heads = 16, .kv_heads = 1, .head_dim = 128, .soft_cap = 30.0f, .one_array = true, .bf16 = true},
+        Shape{.heads = 12, .kv_heads = 1, .head_dim = 256, .bf16 = true},
+        Shape{.heads = 14, .kv_heads = 1, .head_dim = 64, .block_size = 32, .bf16 = true},
+        Shape{.heads = 3, .kv_heads = 1, .head_dim = 176, .block_size = 32, .bf16 = true}),
     [](const auto& tested) {
       const Shape& s = tested.param;
       return std::to_string(s.heads) + "x" + std::to_string(s.kv_heads) + "x" + std::to_string(s.head_dim) + "block" +
              std::to_string(s.block_size) + "cap" + std::to_string(static_cast<int>(s.soft_cap)) + "window" +
-             std::to_string(s.window) + (s.e4m3 ? "e4m3" : "") + (s.one_array ? "one_array" : "");
+             std::to_string(s.window) + (s.e4m3 ? "e4m3" : "") + (s.one_array ? "one_array" : "") +
+             (s.bf16 ? "bf16" : "");
     });
 
 // Rotation inside the decode kernels against a kernel of its own before them, and against float64 of what that leaves.

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/cuda/attention/kv_type.h"
+
 namespace nfp::cuda {
 
 struct AttentionParams {
@@ -33,7 +35,7 @@ struct AttentionParams {
 struct PrefillParams {
   AttentionParams a;
   int32_t* next_item;  // zero between calls: prefill_tile.cuh
-  // Of an FP16 cache: [all rows of the cache, head_dim], boxes of 16 rows by 64 columns, 128-byte swizzle.
+  // Of a 16-bit cache: [all rows of the cache, head_dim], boxes of 16 rows by 64 columns, 128-byte swizzle.
   CUtensorMap keys, values;
 };
 
@@ -59,8 +61,8 @@ struct DecodeParams {
 };
 
 // The decode kernels of these head dimensions can rotate (decode_rotate.cuh); those of 256 have no registers left.
-template <int kDim>
-inline constexpr bool kCanRotate = kDim <= 128;
+template <int kDim, KvType kKv>
+inline constexpr bool kCanRotate = kDim <= 128 && kKv != KvType::kBf16;
 
 inline constexpr int kDecodeTile = 16;  // keys
 inline constexpr int kMaxDecodeCluster = 16;
@@ -79,12 +81,11 @@ struct AttentionKernel {
 };
 
 // dim: 64, 128 or 256, at least head_dim; rows: heads of the mma tile, 8 or 16, at least the group.
-AttentionKernel decode_kernel(int dim, int rows, bool e4m3);
-AttentionKernel decode_rows_kernel(int dim, int rows, bool e4m3);  // for many rows: see decode_rows.cuh; may be none
+AttentionKernel decode_kernel(int dim, int rows, KvType type);
+AttentionKernel decode_rows_kernel(int dim, int rows, KvType type);  // for many rows: see decode_rows.cuh; may be none
 
 // Query rows of a tile: a token's heads that share a KV head are neighbours in it.
 inline constexpr int kPrefillRows = 128;
-AttentionKernel prefill_kernel(int dim);       // the cache is FP16
-AttentionKernel prefill_e4m3_kernel(int dim);  // without tensor maps
+AttentionKernel prefill_kernel(int dim, KvType type);  // E4M3's has no tensor maps
 
 }  // namespace nfp::cuda

@@ -3,18 +3,28 @@
 namespace nfp::cuda {
 namespace {
 
-template <int kRows, bool kE4m3>
+template <int kRows, KvType kKv>
 AttentionKernel choose(int dim) {
-  if (dim == 64) return describe_decode<64, kRows, kE4m3>();
-  if (dim == 128) return describe_decode<128, kRows, kE4m3>();
-  return describe_decode<256, kRows, kE4m3>();
+  if (dim == 64) return describe_decode<64, kRows, kKv>();
+  if (dim == 128) return describe_decode<128, kRows, kKv>();
+  return describe_decode<256, kRows, kKv>();
+}
+template <KvType kKv>
+AttentionKernel choose(int dim, int rows) {
+  return rows == 16 ? choose<16, kKv>(dim) : choose<8, kKv>(dim);
 }
 
 }  // namespace
 
-AttentionKernel decode_kernel(int dim, int rows, bool e4m3) {
-  if (e4m3) return rows == 16 ? choose<16, true>(dim) : choose<8, true>(dim);
-  return rows == 16 ? choose<16, false>(dim) : choose<8, false>(dim);
+AttentionKernel decode_kernel(int dim, int rows, KvType type) {
+  switch (type) {
+    case KvType::kE4m3:
+      return choose<KvType::kE4m3>(dim, rows);
+    case KvType::kBf16:
+      return choose<KvType::kBf16>(dim, rows);
+    default:
+      return choose<KvType::kF16>(dim, rows);
+  }
 }
 
 }  // namespace nfp::cuda

@@ -27,11 +27,11 @@
 
 namespace nfp::cuda {
 
-template <int kDim, int kRows, bool kE4m3>
+template <int kDim, int kRows, KvType kKv>
 struct DecodeLayout {
-  using Tile = KvTile<kDim, kE4m3>;
+  using Tile = KvTile<kDim, kKv>;
   static constexpr int kTileBytes = kDecodeTile * Tile::kRowBytes;
-  static constexpr int kStages = (kDim == 64 ? 6 : kDim == 128 ? 3 : 2) * (kE4m3 ? 2 : 1);
+  static constexpr int kStages = (kDim == 64 ? 6 : kDim == 128 ? 3 : 2) * (is_e4m3(kKv) ? 2 : 1);
   static constexpr int kWarpBytes = kStages * 2 * kTileBytes;
   static constexpr int kRingBytes = kDecodeWarps * kWarpBytes;
   // Each warp's sums, each warp's tops, the block's tops.
@@ -42,9 +42,9 @@ struct DecodeLayout {
 };
 
 // threadIdx.x, read anew at each use where the products leave no register for it.
-template <int kDim, bool kE4m3>
+template <int kDim, KvType kKv>
 __device__ __forceinline__ uint32_t decode_thread() {
-  if constexpr (kDim == 256 && kE4m3) {
+  if constexpr (kDim == 256 && is_e4m3(kKv)) {
     return ptx::read_thread();
   } else {
     return threadIdx.x;
@@ -53,17 +53,17 @@ __device__ __forceinline__ uint32_t decode_thread() {
 
 // Tile `tile` of the walk's row, from cache block `block`, into a stage: keys, then values. Rows past the context
 // become zeros, since what is there may be no number. Row `left_out` is left alone; -1 = none.
-template <int kDim, bool kE4m3>
+template <int kDim, KvType kKv>
 __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const DecodeWalk& walk, int tile, int block,
                                                  uint32_t stage, int left_out) {
-  using Tile = KvTile<kDim, kE4m3>;
+  using Tile = KvTile<kDim, kKv>;
   constexpr int kRowsAtOnce = 32 / Tile::kChunks;
-  const int lane = decode_thread<kDim, kE4m3>() % 32;
+  const int lane = decode_thread<kDim, kKv>() % 32;
   const int chunk = lane % Tile::kChunks, row0 = lane / Tile::kChunks;
   if (chunk * Tile::kChunkColumns >= p.a.head_dim) return;
   const int key = (walk.first_tile + tile) * kDecodeTile;
   const int in_block = key & ((1 << p.a.block_shift) - 1);
-  const int row_bytes = p.a.head_dim * (kE4m3 ? 1 : 2);
+  const int row_bytes = p.a.head_dim * (is_e4m3(kKv) ? 1 : 2);
   const int64_t start =
       (((int64_t{block} * p.a.block_heads + walk.head) << p.a.block_shift) + in_block + row0) * row_bytes + chunk * 16;
   const uint8_t* k = p.a.keys + start;
@@ -86,7 +86,7 @@ __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const De
   for (int i = 0; i < kDecodeTile / kRowsAtOnce; ++i) {
     const int row = row0 + i * kRowsAtOnce;
     const uint32_t to = stage + Tile::byte(row, chunk);
-    if (kCanRotate<kDim> && row == left_out) continue;
+    if (kCanRotate<kDim, kKv> && row == left_out) continue;
     ptx::copy_async_16(to, k + i * kRowsAtOnce * row_bytes, row < rows);
     ptx::copy_async_16(to + kDecodeTile * Tile::kRowBytes, v + i * kRowsAtOnce * row_bytes, row < rows);
   }
@@ -97,9 +97,9 @@ __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const De
 //
 // Weights are exp2(score - base). The base need not be the largest score: it follows when a score exceeds it by more
 // than kSlack (FlashAttention-4's conditional rescaling), so that nearly no tile has to look for its largest.
-template <int kDim, int kHalves, bool kE4m3>
+template <int kDim, int kHalves, KvType kKv>
 struct DecodeState {
-  using Tile = KvTile<kDim, kE4m3>;
+  using Tile = KvTile<kDim, kKv>;
   static constexpr float kSlack = 8.0f;  // weights of up to 256 in FP16
   uint32_t q[kDim / 16][2 * kHalves];
   float o[kHalves][kDim / 16][4];  // of head column j + 8h: [h][i][j] and [h][i][j + 2], in Tile::value_column(i, .)
@@ -107,7 +107,7 @@ struct DecodeState {
   float sum[kHalves][2];  // of this lane's keys
 
   static __device__ __forceinline__ int head(int h, int j) {
-    return h * 8 + static_cast<int>(decode_thread<kDim, kE4m3>()) % 4 * 2 + j;
+    return h * 8 + static_cast<int>(decode_thread<kDim, kKv>()) % 4 * 2 + j;
   }
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -153,7 +153,7 @@ struct DecodeState {
       for (int step = 0; step < Tile::kSteps; ++step) {
 #pragma unroll
         for (int h = 0; h < kHalves; ++h)
-          ptx::mma_f16(s[(i + step) % kChains][h], a[step], q[i + step][h], q[i + step][kHalves + h]);
+          multiply<kKv>(s[(i + step) % kChains][h], a[step], q[i + step][h], q[i + step][kHalves + h]);
       }
     }
     const bool masked = low > 0 || high < kDecodeTile;
@@ -183,7 +183,7 @@ struct DecodeState {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         sum[h][j] += e[j] + e[j + 2];
-        weights[j * kHalves + h] = ptx::transpose_matrix(pack_half2(e[2 * j], e[2 * j + 1]));
+        weights[j * kHalves + h] = ptx::transpose_matrix(pack_pair<kKv>(e[2 * j], e[2 * j + 1]));
       }
     }
     const uint32_t values = keys + kDecodeTile * Tile::kRowBytes;
@@ -194,7 +194,7 @@ struct DecodeState {
 #pragma unroll
       for (int step = 0; step < Tile::kSteps; ++step) {
 #pragma unroll
-        for (int h = 0; h < kHalves; ++h) ptx::mma_f16(o[h][i + step], a[step], weights[h], weights[kHalves + h]);
+        for (int h = 0; h < kHalves; ++h) multiply<kKv>(o[h][i + step], a[step], weights[h], weights[kHalves + h]);
       }
     }
   }
@@ -221,7 +221,7 @@ struct DecodeState {
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
       float* const first = row + Tile::value_column(i, 0);
-      if constexpr (kE4m3) {
+      if constexpr (is_e4m3(kKv)) {
         *reinterpret_cast<float2*>(first) = make_float2(o[h][i][j], o[h][i][j + 2]);
       } else {
         *first = o[h][i][j];
@@ -233,39 +233,39 @@ struct DecodeState {
 
 // One warp's copies into its ring. Their walk runs kStages tiles ahead of the sums'; what it needs of the block table
 // is read one tile before that. The warp takes every kStep-th tile of a piece, from `first`.
-template <int kDim, bool kE4m3, int kStages, int kStep>
+template <int kDim, KvType kKv, int kStages, int kStep>
 struct DecodeLoader {
-  static constexpr int kStageBytes = 2 * kDecodeTile * KvTile<kDim, kE4m3>::kRowBytes;
+  static constexpr int kStageBytes = 2 * kDecodeTile * KvTile<kDim, kKv>::kRowBytes;
   DecodeWalk walk;
   uint32_t ring;
   int first, tile, block;
   bool waited;   // for the kernel before
   bool rotates;  // that kernel left this step's keys as they are
   bool fetched;  // `token` is of the walk's row
-  NewToken<kDim, kE4m3> token;
+  NewToken<kDim, kKv> token;
   // A new token whose tile was asked for before the token was there; context 0 = none.
   NewRow early = {};
   uint32_t early_stage;
-  NewToken<kDim, kE4m3> early_token;
+  NewToken<kDim, kKv> early_token;
 
   __device__ __forceinline__ DecodeLoader(const DecodeParams& p, const DecodeWalk& start, int first_tile,
                                           uint32_t ring_address)
       : walk(start), ring(ring_address), first(first_tile), tile(start.begin + first_tile), fetched(false) {
     waited = !p.a.early_cache_reads;
-    rotates = kCanRotate<kDim> && p.rotation.cos_sin != nullptr;
+    rotates = kCanRotate<kDim, kKv> && p.rotation.cos_sin != nullptr;
     if (rotates) prefetch_rotation<kDim>(p, walk.context);
     settle(p);
     block = look_up(p);
 #pragma unroll 1
     for (int stage = 0; stage < kStages; ++stage) load_next(p, stage);
     wait(p);
-    if constexpr (kCanRotate<kDim>) {
+    if constexpr (kCanRotate<kDim, kKv>) {
       if (early.context > 0) early_token.fetch(p, early.token, early.head);
     }
   }
   // Once all that the kernel before has left is asked for.
   __device__ __forceinline__ void finish_early(const DecodeParams& p) {
-    if constexpr (kCanRotate<kDim>) {
+    if constexpr (kCanRotate<kDim, kKv>) {
       if (early.context > 0) early_token.append(p, early, early_stage);
     }
   }
@@ -277,8 +277,8 @@ struct DecodeLoader {
       const bool is_early = appends && !waited && early.context == 0;
       if (is_last && !is_early) wait(p);
       const uint32_t to = ring + stage * kStageBytes;
-      load_decode_tile<kDim, kE4m3>(p, walk, tile, block, to, appends ? (walk.context - 1) % kDecodeTile : -1);
-      if constexpr (kCanRotate<kDim>) {
+      load_decode_tile<kDim, kKv>(p, walk, tile, block, to, appends ? (walk.context - 1) % kDecodeTile : -1);
+      if constexpr (kCanRotate<kDim, kKv>) {
         const NewRow row = {walk.token, walk.head, walk.context, block};
         if (is_early) {
           early = row;
@@ -302,7 +302,7 @@ struct DecodeLoader {
   }
   __device__ __forceinline__ void fetch(const DecodeParams& p) {
     if (!rotates || fetched || !waited || walk.done) return;
-    if constexpr (kCanRotate<kDim>) token.fetch(p, walk.token, walk.head);
+    if constexpr (kCanRotate<kDim, kKv>) token.fetch(p, walk.token, walk.head);
     fetched = true;
   }
   __device__ __forceinline__ void settle(const DecodeParams& p) {
@@ -350,17 +350,17 @@ __device__ __forceinline__ void clear_unwritten(const DecodeParams& p, uint32_t 
 }
 
 // The end of a row's piece in deterministic mode: pieces go to slots, and the last block to arrive merges them.
-template <int kDim, int kRows, bool kE4m3>
+template <int kDim, int kRows, KvType kKv>
 __device__ __forceinline__ void merge_in_order(const DecodeParams& p, const DecodeWalk& walk, float* sums, float2* tops,
                                                float2* block_tops, bool& is_last) {
-  using Layout = DecodeLayout<kDim, kRows, kE4m3>;
+  using Layout = DecodeLayout<kDim, kRows, kKv>;
   const int row = walk.sequence * p.a.kv_heads + walk.head;
   const int pieces = DecodeWalk::row_work(p, walk.tiles);
   const auto slot_of = [&](int piece) {
     return p.partials + (int64_t{row} * kMaxDecodeChunks + piece) * Layout::kSlotFloats;
   };
-  merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, slot_of(walk.begin / DecodeWalk::chunk(walk.tiles)),
-                           pieces > 1 ? MergeTo::kSlot : MergeTo::kOutput);
+  merge_warps<kDim, kRows, kKv>(p, walk, sums, tops, block_tops, slot_of(walk.begin / DecodeWalk::chunk(walk.tiles)),
+                                pieces > 1 ? MergeTo::kSlot : MergeTo::kOutput);
   if (pieces == 1) return;
   __syncthreads();
   if (threadIdx.x == 0) {  // the fences count for the whole block, whose threads the barriers order
@@ -370,26 +370,26 @@ __device__ __forceinline__ void merge_in_order(const DecodeParams& p, const Deco
     __threadfence();
   }
   __syncthreads();
-  if (is_last) merge_pieces<kDim, kRows>(p, walk, pieces, slot_of);
+  if (is_last) merge_pieces<kDim, kRows, kKv>(p, walk, pieces, slot_of);
 }
 
 // The same where the blocks of a row are neighbours: the first of them adds up what the others exchange.
-template <int kDim, int kRows, bool kE4m3>
+template <int kDim, int kRows, KvType kKv>
 __device__ __forceinline__ void merge_neighbours(const DecodeParams& p, const DecodeWalk& walk, int span, float* sums,
                                                  float2* tops, float2* block_tops) {
-  using Layout = DecodeLayout<kDim, kRows, kE4m3>;
+  using Layout = DecodeLayout<kDim, kRows, kKv>;
   const auto exchange_of = [&](int unit) { return p.exchange + int64_t{unit} * Layout::kSlotFloats; };
   const int unit = static_cast<int>(blockIdx.x), last = (walk.row_start + walk.tiles - 1) / span;
   const MergeTo to = walk.begin > 0 ? MergeTo::kExchange : last > unit ? MergeTo::kShared : MergeTo::kOutput;
-  merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, exchange_of(unit), to);
+  merge_warps<kDim, kRows, kKv>(p, walk, sums, tops, block_tops, exchange_of(unit), to);
   if (to != MergeTo::kShared) return;
   __syncthreads();
-  merge_exchange<kDim, kRows>(p, walk, last - unit, exchange_of(unit + 1), sums, block_tops);
+  merge_exchange<kDim, kRows, kKv>(p, walk, last - unit, exchange_of(unit + 1), sums, block_tops);
 }
 
 // A warp's sums and, by row, the base of its weights and their total, for the block's merge.
-template <int kDim, int kHalves, bool kE4m3>
-__device__ __forceinline__ void share_sums(const DecodeState<kDim, kHalves, kE4m3>& state, int warp, int lane,
+template <int kDim, int kHalves, KvType kKv>
+__device__ __forceinline__ void share_sums(const DecodeState<kDim, kHalves, kKv>& state, int warp, int lane,
                                            float* sums, float2* tops) {
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
@@ -403,10 +403,10 @@ __device__ __forceinline__ void share_sums(const DecodeState<kDim, kHalves, kE4m
   }
 }
 
-template <int kDim, int kRows, bool kE4m3>
-__global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>::kBlocks) void decode_attention(
+template <int kDim, int kRows, KvType kKv>
+__global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kKv>::kBlocks) void decode_attention(
     const __grid_constant__ DecodeParams p) {
-  using Layout = DecodeLayout<kDim, kRows, kE4m3>;
+  using Layout = DecodeLayout<kDim, kRows, kKv>;
   constexpr int kHalves = kRows / 8;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ bool is_last;
@@ -428,9 +428,9 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
                     : static_cast<int>(blockIdx.x) >= busy)
     return;
   clear_unwritten<kDim, Layout::kWarpBytes>(p, ring);
-  DecodeLoader<kDim, kE4m3, Layout::kStages, kDecodeWarps> loader(p, walk, warp, ring);
+  DecodeLoader<kDim, kKv, Layout::kStages, kDecodeWarps> loader(p, walk, warp, ring);
 
-  DecodeState<kDim, kHalves, kE4m3> state;
+  DecodeState<kDim, kHalves, kKv> state;
   state.load_q(p, walk.token, walk.head);
   loader.finish_early(p);
   bool rotates = p.rotation.cos_sin != nullptr;  // the queries, which have just been loaded
@@ -438,8 +438,8 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
   DecodeWalk following;
 #pragma unroll 1
   for (; !walk.done; walk = following) {
-    if constexpr (kCanRotate<kDim>) {
-      if (rotates) rotate_queries<kDim, kHalves, kE4m3>(p, walk.context, state.q);
+    if constexpr (kCanRotate<kDim, kKv>) {
+      if (rotates) rotate_queries<kDim, kHalves, kKv>(p, walk.context, state.q);
     }
     state.clear();
 #pragma unroll 1
@@ -451,33 +451,34 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
     // On their way during the merge.
     const bool is_new = !following.done && (following.sequence != walk.sequence || following.head != walk.head);
     if (is_new) state.load_q(p, following.token, following.head);
-    rotates = kCanRotate<kDim> && is_new && p.rotation.cos_sin != nullptr;
+    rotates = kCanRotate<kDim, kKv> && is_new && p.rotation.cos_sin != nullptr;
     __syncthreads();  // the merge before has been read
-    share_sums<kDim, kHalves, kE4m3>(state, warp, lane, sums, tops);
+    share_sums<kDim, kHalves, kKv>(state, warp, lane, sums, tops);
     __syncthreads();
 
     if (p.cluster > 0) {
       const bool alone = cluster_blocks == 1;
-      merge_warps<kDim, kRows>(p, walk, sums, tops, block_tops, nullptr, alone ? MergeTo::kOutput : MergeTo::kShared);
+      merge_warps<kDim, kRows, kKv>(p, walk, sums, tops, block_tops, nullptr,
+                                    alone ? MergeTo::kOutput : MergeTo::kShared);
       if (alone) return;
       ptx::cluster_sync();
-      merge_cluster<kDim, kRows>(p, walk, cluster_blocks, sums, block_tops);
+      merge_cluster<kDim, kRows, kKv>(p, walk, cluster_blocks, sums, block_tops);
       ptx::cluster_sync();  // until the others have read this block's
       return;
     }
     if (p.deterministic) {
-      merge_in_order<kDim, kRows, kE4m3>(p, walk, sums, tops, block_tops, is_last);
+      merge_in_order<kDim, kRows, kKv>(p, walk, sums, tops, block_tops, is_last);
     } else {
-      merge_neighbours<kDim, kRows, kE4m3>(p, walk, span, sums, tops, block_tops);
+      merge_neighbours<kDim, kRows, kKv>(p, walk, span, sums, tops, block_tops);
     }
   }
   clear_keyless(p, static_cast<int>(blockIdx.x), busy, static_cast<int>(threadIdx.x), kDecodeWarps * 32);
 }
 
-template <int kDim, int kRows, bool kE4m3>
+template <int kDim, int kRows, KvType kKv>
 AttentionKernel describe_decode() {
-  using Layout = DecodeLayout<kDim, kRows, kE4m3>;
-  return {reinterpret_cast<const void*>(&decode_attention<kDim, kRows, kE4m3>), kDecodeWarps * 32,
+  using Layout = DecodeLayout<kDim, kRows, kKv>;
+  return {reinterpret_cast<const void*>(&decode_attention<kDim, kRows, kKv>), kDecodeWarps * 32,
           static_cast<size_t>(Layout::kRingBytes + Layout::kMergeBytes)};
 }
 

@@ -13,11 +13,12 @@ namespace nfp::cuda {
 __device__ __forceinline__ uint16_t* decode_output(const DecodeParams& p, int query, int head) {
   return p.a.out + (int64_t{query} * p.a.heads + head * p.a.group) * p.a.head_dim;
 }
+template <KvType kKv>
 __device__ __forceinline__ void store_output(const DecodeParams& p, uint16_t* out, int row, int column, float2 v,
                                              float total) {
   if (column >= p.a.head_dim) return;
   const float inverse = total > 0.0f ? p.a.value_scale / total : 0.0f;
-  *reinterpret_cast<uint32_t*>(out + row * p.a.head_dim + column) = pack_half2(v.x * inverse, v.y * inverse);
+  *reinterpret_cast<uint32_t*>(out + row * p.a.head_dim + column) = pack_pair<kKv>(v.x * inverse, v.y * inverse);
 }
 __device__ __forceinline__ float finite_base(float largest) { return largest == -INFINITY ? 0.0f : largest; }
 
@@ -53,7 +54,7 @@ enum class MergeTo : uint8_t { kOutput, kSlot, kExchange, kShared };
 // Adds up what the warps have of a piece, [warp][row][kDim] sums and [warp][row] (largest, sum). It becomes the output,
 // or a slot of the workspace or of the exchange, or the first warp's sums with block_tops [row]. kDim columns come in
 // pairs.
-template <int kDim, int kRows>
+template <int kDim, int kRows, KvType kKv>
 __device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeWalk& walk, float* sums,
                                             const float2* tops, float2* block_tops, float* slot, MergeTo to) {
   for (int i = threadIdx.x; i < p.a.group * kDim / 2; i += kDecodeWarps * 32) {
@@ -69,7 +70,7 @@ __device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeW
       return *reinterpret_cast<const float2*>(sums + (w * kRows + row) * kSumStride<kDim> + column);
     });
     if (to == MergeTo::kOutput) {
-      store_output(p, decode_output(p, walk.token, walk.head), row, column, v, total);
+      store_output<kKv>(p, decode_output(p, walk.token, walk.head), row, column, v, total);
     } else if (to == MergeTo::kSlot) {
       __stcg(reinterpret_cast<float2*>(slot + row * kDim + column), v);
       if (column == 0) __stcg(reinterpret_cast<float2*>(slot + kRows * kDim + row * 2), make_float2(largest, total));
@@ -84,7 +85,7 @@ __device__ __forceinline__ void merge_warps(const DecodeParams& p, const DecodeW
 }
 
 // The same over the pieces of a row, from their slots.
-template <int kDim, int kRows, typename Slot>
+template <int kDim, int kRows, KvType kKv, typename Slot>
 __device__ __forceinline__ void merge_pieces(const DecodeParams& p, const DecodeWalk& walk, int pieces,
                                              const Slot& slot_of) {
   for (int i = threadIdx.x; i < p.a.group * kDim / 4; i += kDecodeWarps * 32) {
@@ -110,13 +111,13 @@ __device__ __forceinline__ void merge_pieces(const DecodeParams& p, const Decode
       v.w += part.w * scale;
     }
     uint16_t* out = decode_output(p, walk.token, walk.head);
-    store_output(p, out, row, column, make_float2(v.x, v.y), total);
-    store_output(p, out, row, column + 2, make_float2(v.z, v.w), total);
+    store_output<kKv>(p, out, row, column, make_float2(v.x, v.y), total);
+    store_output<kKv>(p, out, row, column + 2, make_float2(v.z, v.w), total);
   }
 }
 
 // Adds the slots of the exchange, `pieces` from `slot` on, to what merge_warps left in shared memory, as output.
-template <int kDim, int kRows>
+template <int kDim, int kRows, KvType kKv>
 __device__ __forceinline__ void merge_exchange(const DecodeParams& p, const DecodeWalk& walk, int pieces, float* slot,
                                                const float* sums, const float2* block_tops) {
   constexpr int kAtOnce = kDim == 128 ? 4 : 2;
@@ -143,7 +144,7 @@ __device__ __forceinline__ void merge_exchange(const DecodeParams& p, const Deco
       for (int j = 0; j < kAtOnce; ++j) add({n[2 * j], n[2 * j + 1]});
     }
     for (; piece < pieces; ++piece) add(wait_for<2>([&](int j) { return place(piece * 2 + j); }));
-    store_output(p, decode_output(p, walk.token, walk.head), row, column, v, total);
+    store_output<kKv>(p, decode_output(p, walk.token, walk.head), row, column, v, total);
   }
   __syncthreads();  // until all have read
   for (int piece = 0; piece < pieces; ++piece) {
@@ -155,7 +156,7 @@ __device__ __forceinline__ void merge_exchange(const DecodeParams& p, const Deco
 
 // The same over the first `blocks` of the cluster, of which this is one, from their shared memory. Every block has a
 // share of the columns: few blocks' sums are added by a thread for each pair of them, many by eight lanes.
-template <int kDim, int kRows>
+template <int kDim, int kRows, KvType kKv>
 __device__ __forceinline__ void merge_few(const DecodeParams& p, const DecodeWalk& walk, int blocks, const float* sums,
                                           const float2* block_tops) {
   constexpr int kThreads = kDecodeWarps * 32;
@@ -177,14 +178,14 @@ __device__ __forceinline__ void merge_few(const DecodeParams& p, const DecodeWal
 #pragma unroll
     for (int i = 1; i < kFewDecodeBlocks; ++i) largest = fmaxf(largest, top[i].x);
     const auto [total, v] = add_parts(top, largest, [&](int i) { return part[i]; });
-    store_output(p, decode_output(p, walk.token, walk.head), row, column, v, total);
+    store_output<kKv>(p, decode_output(p, walk.token, walk.head), row, column, v, total);
   }
 }
 
-template <int kDim, int kRows>
+template <int kDim, int kRows, KvType kKv>
 __device__ __forceinline__ void merge_cluster(const DecodeParams& p, const DecodeWalk& walk, int blocks,
                                               const float* sums, const float2* block_tops) {
-  if (blocks <= kFewDecodeBlocks) return merge_few<kDim, kRows>(p, walk, blocks, sums, block_tops);
+  if (blocks <= kFewDecodeBlocks) return merge_few<kDim, kRows, kKv>(p, walk, blocks, sums, block_tops);
   constexpr int kLanes = 8, kPairsAtOnce = kDecodeWarps * 32 / kLanes;
   const int pairs = p.a.group * kDim / 2, lane = threadIdx.x % kLanes;
   for (int base_pair = static_cast<int>(ptx::cluster_rank()) * kPairsAtOnce; base_pair < pairs;
@@ -216,7 +217,7 @@ __device__ __forceinline__ void merge_cluster(const DecodeParams& p, const Decod
       v.x += __shfl_xor_sync(0xffffffffu, v.x, offset);
       v.y += __shfl_xor_sync(0xffffffffu, v.y, offset);
     }
-    if (lane == 0 && pair < pairs) store_output(p, decode_output(p, walk.token, walk.head), row, column, v, total);
+    if (lane == 0 && pair < pairs) store_output<kKv>(p, decode_output(p, walk.token, walk.head), row, column, v, total);
   }
 }
 

@@ -37,7 +37,7 @@ __device__ __forceinline__ void prefetch_rotation(const DecodeParams& p, int con
 
 // The queries of a row, as DecodeState has them. All lanes take part. An infinite query may hide all keys from itself,
 // and then its output is zeros: so queries are looked at as keys and values are, but for what pads a step (context 0).
-template <int kDim, int kHalves, bool kE4m3>
+template <int kDim, int kHalves, KvType kKv>
 __device__ __forceinline__ void rotate_queries(const DecodeParams& p, int context,
                                                uint32_t (&q)[kDim / 16][2 * kHalves]) {
   constexpr int kHalfSteps = kDim / 32;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void rotate_queries(const DecodeParams& p, int contex
       for (int half = 0; half < 2; ++half) {
         uint32_t& first = q[i][half * kHalves + h];
         uint32_t& second = q[i + kHalfSteps][half * kHalves + h];
-        const int column = KvTile<kDim, kE4m3>::query_column(i, half);
+        const int column = KvTile<kDim, kKv>::query_column(i, half);
         float2 a = unpack_half2(first), b = unpack_half2(second);
         if (r.q_norm != nullptr) {
           scale_pair(a, factor, r.q_norm + column);
@@ -86,12 +86,12 @@ __device__ __forceinline__ void rotate_queries(const DecodeParams& p, int contex
 }
 
 // Columns `column` and the next of the new token, as the cache holds them, to the cache and to its row of a tile.
-template <int kDim, bool kE4m3>
+template <int kDim, KvType kKv>
 __device__ __forceinline__ void append_pair(uint8_t* cache, uint32_t tile, int row, int column, float2 v,
                                             bool& overflows) {
-  using Tile = KvTile<kDim, kE4m3>;
+  using Tile = KvTile<kDim, kKv>;
   const uint32_t to = tile + Tile::byte(row, column / Tile::kChunkColumns);
-  if constexpr (kE4m3) {  // as step/rope.cu: beyond 448 becomes 448
+  if constexpr (is_e4m3(kKv)) {  // as step/rope.cu: beyond 448 becomes 448
     overflows |= !isfinite(v.x) || !isfinite(v.y);
     const uint16_t codes = __nv_cvt_float2_to_fp8x2(v, __NV_SATFINITE, __NV_E4M3);
     *reinterpret_cast<uint16_t*>(cache + column) = codes;
@@ -111,9 +111,9 @@ struct NewRow {
 
 // A row's new key and value as the product left them, a few columns a lane: fetched when a warp comes to the row, used
 // when it comes to the row's last tile.
-template <int kDim, bool kE4m3>
+template <int kDim, KvType kKv>
 struct NewToken {
-  using Tile = KvTile<kDim, kE4m3>;
+  using Tile = KvTile<kDim, kKv>;
   static constexpr int kPairs = kDim / 4;  // of a half
   static constexpr int kEach = (kPairs + 31) / 32;
   uint32_t k[2][kEach], v[2][kEach];  // of the lower and the upper half
@@ -168,10 +168,10 @@ struct NewToken {
         scale_pair(b, factor, r.k_norm + high);
       }
       rotate_pairs(a, b, *reinterpret_cast<const float2*>(table + low), *reinterpret_cast<const float2*>(table + high));
-      append_pair<kDim, kE4m3>(r.keys + place, stage, row, low, a, overflows);
-      append_pair<kDim, kE4m3>(r.keys + place, stage, row, high, b, overflows);
-      append_pair<kDim, kE4m3>(r.values + place, value_tile, row, low, unpack_half2(v[0][i]), overflows);
-      append_pair<kDim, kE4m3>(r.values + place, value_tile, row, high, unpack_half2(v[1][i]), overflows);
+      append_pair<kDim, kKv>(r.keys + place, stage, row, low, a, overflows);
+      append_pair<kDim, kKv>(r.keys + place, stage, row, high, b, overflows);
+      append_pair<kDim, kKv>(r.values + place, value_tile, row, low, unpack_half2(v[0][i]), overflows);
+      append_pair<kDim, kKv>(r.values + place, value_tile, row, high, unpack_half2(v[1][i]), overflows);
     }
     if (overflows && r.overflowed_layer != nullptr) *r.overflowed_layer = r.layer;
   }

@@ -11,9 +11,9 @@ namespace nfp::cuda {
 
 // One warp's piece of a row in the exchange: sums [head][kDim], pairs of them in the order of the warp's registers,
 // then (base, sum) of each head.
-template <int kDim, int kHalves, bool kE4m3>
+template <int kDim, int kHalves, KvType kKv>
 struct PieceExchange {
-  using State = DecodeState<kDim, kHalves, kE4m3>;
+  using State = DecodeState<kDim, kHalves, kKv>;
   float* slot;
   int group;
 
@@ -131,11 +131,11 @@ struct PieceExchange {
 };
 
 // The sums of a row, divided, as output.
-template <int kDim, int kHalves, bool kE4m3>
+template <int kDim, int kHalves, KvType kKv>
 __device__ __forceinline__ void store_row(const DecodeParams& p, const DecodeWalk& walk,
-                                          const DecodeState<kDim, kHalves, kE4m3>& state,
+                                          const DecodeState<kDim, kHalves, kKv>& state,
                                           const float (&total)[kHalves][2]) {
-  using State = DecodeState<kDim, kHalves, kE4m3>;
+  using State = DecodeState<kDim, kHalves, kKv>;
   uint16_t* const out = decode_output(p, p.a.query_start[walk.sequence], walk.head);
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
@@ -150,12 +150,12 @@ __device__ __forceinline__ void store_row(const DecodeParams& p, const DecodeWal
       for (int half = 0; half < 2; ++half) {
         uint32_t pair;
         int head, column;
-        if constexpr (kE4m3) {  // two columns of head 2t + half
-          pair = pack_half2(o[half] * inverse[half], o[half + 2] * inverse[half]);
+        if constexpr (is_e4m3(kKv)) {  // two columns of head 2t + half
+          pair = pack_pair<kKv>(o[half] * inverse[half], o[half + 2] * inverse[half]);
           head = State::head(h, half);
           column = State::Tile::value_column(i, 0);
         } else {  // one column of two heads, which becomes two columns of head g
-          pair = ptx::transpose_matrix(pack_half2(o[2 * half] * inverse[0], o[2 * half + 1] * inverse[1]));
+          pair = ptx::transpose_matrix(pack_pair<kKv>(o[2 * half] * inverse[0], o[2 * half + 1] * inverse[1]));
           head = h * 8 + lane / 4;
           column = i * 16 + half * 8 + lane % 4 * 2;
         }
@@ -166,10 +166,10 @@ __device__ __forceinline__ void store_row(const DecodeParams& p, const DecodeWal
   }
 }
 
-template <int kDim, int kRows, bool kE4m3>
-__global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>::kBlocks) void decode_rows(
+template <int kDim, int kRows, KvType kKv>
+__global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kKv>::kBlocks) void decode_rows(
     const __grid_constant__ DecodeParams p) {
-  using Layout = DecodeLayout<kDim, kRows, kE4m3>;
+  using Layout = DecodeLayout<kDim, kRows, kKv>;
   constexpr int kHalves = kRows / 8;
   extern __shared__ __align__(128) uint8_t shared[];
   const int warp = threadIdx.x / 32;
@@ -187,20 +187,20 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
   }
   const int query = kDim <= 128 ? p.a.query_start[walk.sequence] : 0;  // before anything waits
   clear_unwritten<kDim, Layout::kWarpBytes>(p, ring);
-  DecodeLoader<kDim, kE4m3, Layout::kStages, 1> loader(p, walk, 0, ring);
+  DecodeLoader<kDim, kKv, Layout::kStages, 1> loader(p, walk, 0, ring);
 
-  DecodeState<kDim, kHalves, kE4m3> state;
+  DecodeState<kDim, kHalves, kKv> state;
   state.load_q(p, kDim <= 128 ? query : p.a.query_start[walk.sequence], walk.head);
   loader.finish_early(p);
   int stage = 0;
   DecodeWalk following;
 #pragma unroll 1
   for (; !walk.done; walk = following) {
-    if constexpr (kCanRotate<kDim>) {
-      if (p.rotation.cos_sin != nullptr) rotate_queries<kDim, kHalves, kE4m3>(p, walk.context, state.q);
+    if constexpr (kCanRotate<kDim, kKv>) {
+      if (p.rotation.cos_sin != nullptr) rotate_queries<kDim, kHalves, kKv>(p, walk.context, state.q);
     }
     state.clear();
-    using Exchange = PieceExchange<kDim, kHalves, kE4m3>;
+    using Exchange = PieceExchange<kDim, kHalves, kKv>;
     const auto exchange = [&](int of) { return Exchange{p.exchange + int64_t{of} * Layout::kSlotFloats, p.a.group}; };
     // (Where nothing is looked for ahead, it is no more than a name.)
     [[maybe_unused]] typename Exchange::Piece next_piece;
@@ -239,10 +239,10 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kE4m3>
   clear_keyless(p, unit, busy, static_cast<int>(threadIdx.x) % 32, 32);
 }
 
-template <int kDim, int kRows, bool kE4m3>
+template <int kDim, int kRows, KvType kKv>
 AttentionKernel describe_decode_rows() {
-  return {reinterpret_cast<const void*>(&decode_rows<kDim, kRows, kE4m3>), kDecodeWarps * 32,
-          static_cast<size_t>(DecodeLayout<kDim, kRows, kE4m3>::kRingBytes)};
+  return {reinterpret_cast<const void*>(&decode_rows<kDim, kRows, kKv>), kDecodeWarps * 32,
+          static_cast<size_t>(DecodeLayout<kDim, kRows, kKv>::kRingBytes)};
 }
 
 }  // namespace nfp::cuda

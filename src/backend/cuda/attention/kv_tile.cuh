@@ -21,11 +21,21 @@ __device__ __forceinline__ void widen_codes(uint32_t codes, uint32_t& lower, uin
       : "r"(codes));
 }
 
-template <int kDim, bool kE4m3>
+// d += a b of a cache's 16-bit numbers: ptx/mma.cuh.
+template <KvType kKv>
+__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (kKv == KvType::kBf16) {
+    ptx::mma_bf16(d, a, b0, b1);
+  } else {
+    ptx::mma_f16(d, a, b0, b1);
+  }
+}
+
+template <int kDim, KvType kKv>
 struct KvTile {
-  static constexpr int kRowBytes = kDim * (kE4m3 ? 1 : 2);
-  static constexpr int kChunks = kRowBytes / 16;        // of a row
-  static constexpr int kChunkColumns = kE4m3 ? 16 : 8;  // of a chunk
+  static constexpr int kRowBytes = kDim * (is_e4m3(kKv) ? 1 : 2);
+  static constexpr int kChunks = kRowBytes / 16;               // of a row
+  static constexpr int kChunkColumns = is_e4m3(kKv) ? 16 : 8;  // of a chunk
 
   // Of 16-byte chunk `chunk` of row `row`: the eight rows that one ldmatrix reads lie in different banks.
   static __device__ __forceinline__ uint32_t byte(int row, int chunk) {
@@ -36,7 +46,7 @@ struct KvTile {
   }
 
   // Steps of 16 columns that are loaded at once: two, but where registers are few.
-  static constexpr int kSteps = kDim == 256 && !kE4m3 ? 1 : 2;
+  static constexpr int kSteps = kDim == 256 && !is_e4m3(kKv) ? 1 : 2;
 
   // The address that this lane gives to ldmatrix for the codes of step `step`, which is even, and of the next.
   static __device__ __forceinline__ uint32_t codes_address(uint32_t tile, int step) {
@@ -52,7 +62,7 @@ struct KvTile {
 
   // The 16 keys at `tile` as the rows of an mma: a[s] is the operand of step `step` + s.
   static __device__ __forceinline__ void keys_as_rows(uint32_t tile, int step, uint32_t (&a)[kSteps][4]) {
-    if constexpr (kE4m3) {
+    if constexpr (is_e4m3(kKv)) {
       uint32_t codes[4];  // of eight keys each: lower, upper, and the next step's
       ptx::load_matrix_x4(codes_address(tile, step), codes);
 #pragma unroll
@@ -65,7 +75,7 @@ struct KvTile {
   }
   // The values at `tile` transposed, columns as rows: see value_column.
   static __device__ __forceinline__ void values_as_columns(uint32_t tile, int step, uint32_t (&a)[kSteps][4]) {
-    if constexpr (kE4m3) {
+    if constexpr (is_e4m3(kKv)) {
       uint32_t codes[4];  // as of keys
       ptx::load_matrix_x4_trans(codes_address(tile, step), codes);
 #pragma unroll
@@ -81,14 +91,14 @@ struct KvTile {
   // The column that row g (half 0) or g + 8 (half 1) of the transposed values of a step is.
   static __device__ __forceinline__ int value_column(int step, int half) {
     const int g = threadIdx.x % 32 / 4;
-    return step * 16 + (kE4m3 ? g * 2 + half : g + half * 8);
+    return step * 16 + (is_e4m3(kKv) ? g * 2 + half : g + half * 8);
   }
 
   // First of the two columns of step `step` that a query's operand has in its first (half 0) or second (half 1)
   // register: those that keys have there.
   static __device__ __forceinline__ int query_column(int step, int half) {
     const int t = threadIdx.x % 4;
-    return step * 16 + (kE4m3 ? t * 4 + half * 2 : t * 2 + half * 8);
+    return step * 16 + (is_e4m3(kKv) ? t * 4 + half * 2 : t * 2 + half * 8);
   }
 };
 

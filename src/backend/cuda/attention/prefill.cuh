@@ -69,7 +69,8 @@ __device__ __forceinline__ void produce_prefill(const PrefillParams& p, PrefillT
       __syncwarp();
       if (lane < boxes * Layout::kBands) {
         const int key = first_key + index * Layout::kKeys;
-        const int row = ((block * p.a.block_heads + tile.head) << p.a.block_shift) + (key & ((1 << p.a.block_shift) - 1));
+        const int row =
+            ((block * p.a.block_heads + tile.head) << p.a.block_shift) + (key & ((1 << p.a.block_shift) - 1));
         ptx::tensor_load_2d(to + stage * 2 * Layout::kTileBytes, map, band * 64, row, full, ptx::kEvictNormal);
       }
       __syncwarp();
@@ -150,7 +151,7 @@ __device__ __forceinline__ void wait_for_prefill_queries(int group_index) {
 }
 
 // Rows `row` and row + 8 of the tile.
-template <int kDim>
+template <int kDim, KvType kKv>
 __device__ __forceinline__ void store_prefill_rows(const AttentionParams& p, const PrefillTile& tile, int first_row,
                                                    const float (&o)[kDim / 2], const float (&sum)[2]) {
   const int lane = threadIdx.x % 32;
@@ -168,7 +169,7 @@ __device__ __forceinline__ void store_prefill_rows(const AttentionParams& p, con
       const int column = i * 8 + lane % 4 * 2;
       if (column < p.head_dim) {
         *reinterpret_cast<uint32_t*>(to + column) =
-            pack_half2(o[4 * i + 2 * h] * inverse, o[4 * i + 2 * h + 1] * inverse);
+            pack_pair<kKv>(o[4 * i + 2 * h] * inverse, o[4 * i + 2 * h + 1] * inverse);
       }
     }
   }
@@ -187,14 +188,14 @@ __device__ __forceinline__ void hide_values(uint32_t values, int hidden_from) {
   ptx::named_barrier(3, 256);
 }
 
-template <int kDim>
+template <int kDim, KvType kKv>
 __device__ __forceinline__ void multiply_keys(uint32_t q_low, uint32_t keys,
                                               float (&s)[PrefillLayout<kDim>::kKeys / 2]) {
   using Layout = PrefillLayout<kDim>;
   const uint32_t low = ptx::descriptor_low(keys);
 #pragma unroll
   for (int i = 0; i < kDim / 16; ++i) {
-    ptx::AttentionWgmma<Layout::kKeys>::ss(
+    ptx::AttentionWgmma<Layout::kKeys, kKv == KvType::kBf16>::ss(
         s, ptx::descriptor_128b_from_low(q_low + (i / 4 * (Layout::kGroupRows * 128) + i % 4 * 32) / 16),
         ptx::descriptor_128b_from_low(low + (i / 4 * Layout::kBandBytes + i % 4 * 32) / 16), i == 0 ? 0 : 1);
   }
@@ -202,7 +203,7 @@ __device__ __forceinline__ void multiply_keys(uint32_t q_low, uint32_t keys,
 }
 
 // Once the values are there.
-template <int kDim>
+template <int kDim, KvType kKv>
 __device__ __forceinline__ void multiply_values(const uint32_t (&weights)[PrefillLayout<kDim>::kKeys / 16][4],
                                                 uint32_t full, uint32_t parity, uint32_t values, float (&o)[kDim / 2]) {
   using Layout = PrefillLayout<kDim>;
@@ -211,17 +212,17 @@ __device__ __forceinline__ void multiply_values(const uint32_t (&weights)[Prefil
   const uint64_t descriptor = values_descriptor(values, Layout::kBandBytes);
 #pragma unroll
   for (int i = 0; i < Layout::kKeys / 16; ++i)
-    ptx::AttentionWgmma<kDim>::rs_n_major(o, weights[i], descriptor + i * (2048 / 16), 1);
+    ptx::AttentionWgmma<kDim, kKv == KvType::kBf16>::rs_n_major(o, weights[i], descriptor + i * (2048 / 16), 1);
   ptx::wgmma_commit();
 }
 
 // Weights of a tile's keys as the operand of the product with its values.
-template <int kKeys>
+template <int kKeys, KvType kKv>
 __device__ __forceinline__ void pack_weights(const float (&s)[kKeys / 2], uint32_t (&weights)[kKeys / 16][4]) {
 #pragma unroll
   for (int i = 0; i < kKeys / 16; ++i) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) weights[i][j] = pack_half2(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+    for (int j = 0; j < 4; ++j) weights[i][j] = pack_pair<kKv>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
   }
 }
 
@@ -254,7 +255,7 @@ __device__ __forceinline__ void softmax_keys(const RowPositions<kRows>& position
 }
 
 // One of the two warpgroups with 64 rows each.
-template <int kDim>
+template <int kDim, KvType kKv>
 __device__ __forceinline__ void consume_prefill(const AttentionParams& p, PrefillTiles tiles, int group_index,
                                                 uint32_t q_shared, uint32_t ring) {
   using Layout = PrefillLayout<kDim>;
@@ -291,12 +292,12 @@ __device__ __forceinline__ void consume_prefill(const AttentionParams& p, Prefil
     int index = tile.key_tiles - 1;
     wait_for_keys(use);
     ptx::wgmma_fence();
-    multiply_keys<kDim>(q_low, keys_of(use), s);
+    multiply_keys<kDim, kKv>(q_low, keys_of(use), s);
     ptx::wgmma_wait<0>();
     ptx::pin_registers(s);
     arrive(barriers.keys_empty(use % kStages));
     softmax(index);
-    pack_weights<kKeys>(s, weights);
+    pack_weights<kKeys, kKv>(s, weights);
     const int hidden_from = tile.context - (tile.first_key + index * kKeys);
     if (hidden_from < kKeys) {
       ptx::mbarrier_wait(barriers.values_full(use % kStages), parity_of(use));
@@ -309,9 +310,9 @@ __device__ __forceinline__ void consume_prefill(const AttentionParams& p, Prefil
       const int ahead = use + 1;
       ptx::named_barrier(4 + group_index, 256);
       ptx::wgmma_fence();
-      multiply_keys<kDim>(q_low, keys_of(ahead), s);
-      multiply_values<kDim>(weights, barriers.values_full(use % kStages), parity_of(use),
-                            keys_of(use) + Layout::kTileBytes, o);
+      multiply_keys<kDim, kKv>(q_low, keys_of(ahead), s);
+      multiply_values<kDim, kKv>(weights, barriers.values_full(use % kStages), parity_of(use),
+                                 keys_of(use) + Layout::kTileBytes, o);
       ptx::named_barrier_arrive(4 + (group_index ^ 1), 256);
       ptx::wgmma_wait<1>();
       ptx::pin_registers(s);
@@ -325,10 +326,10 @@ __device__ __forceinline__ void consume_prefill(const AttentionParams& p, Prefil
       arrive(barriers.values_empty(use % kStages));
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) o[i] *= scale[i / 2 % 2];
-      pack_weights<kKeys>(s, weights);
+      pack_weights<kKeys, kKv>(s, weights);
     }
-    multiply_values<kDim>(weights, barriers.values_full(use % kStages), parity_of(use),
-                          keys_of(use) + Layout::kTileBytes, o);
+    multiply_values<kDim, kKv>(weights, barriers.values_full(use % kStages), parity_of(use),
+                               keys_of(use) + Layout::kTileBytes, o);
     // The next tile's queries come while the last product runs.
     const PrefillTile& following = tiles.read();
     const bool more = following.sequence >= 0;
@@ -337,18 +338,18 @@ __device__ __forceinline__ void consume_prefill(const AttentionParams& p, Prefil
     ptx::pin_registers(o);
     arrive(barriers.values_empty(use % kStages));
     ++use;
-    store_prefill_rows<kDim>(p, tile, row0 + warp * 16 + lane / 4, o, sum);
+    store_prefill_rows<kDim, kKv>(p, tile, row0 + warp * 16 + lane / 4, o, sum);
     tiles.leave(done);
     if (!more) return;
     tile = following;
   }
 }
 
-template <int kDim, bool kE4m3>
-__global__ __launch_bounds__(PrefillLayout<kDim, kE4m3>::kThreads,
+template <int kDim, KvType kKv>
+__global__ __launch_bounds__(PrefillLayout<kDim, kKv>::kThreads,
                              1) void prefill_attention(const __grid_constant__ PrefillParams p) {
-  using Layout = PrefillLayout<kDim, kE4m3>;
-  constexpr int kProducers = kE4m3 ? 4 : 2;  // warps, of a tile of keys or values
+  using Layout = PrefillLayout<kDim, kKv>;
+  constexpr int kProducers = is_e4m3(kKv) ? 4 : 2;  // warps, of a tile of keys or values
   extern __shared__ uint8_t shared[];
   __shared__ __align__(8) uint64_t barrier_words[PrefillBarriers::kCount];
   __shared__ PrefillTile places[PrefillTiles::kPlaces];
@@ -373,7 +374,7 @@ __global__ __launch_bounds__(PrefillLayout<kDim, kE4m3>::kThreads,
       ptx::mbarrier_init(barriers.tile_empty(place), 8);
     }
     ptx::mbarrier_init_fence();
-    if constexpr (!kE4m3) {
+    if constexpr (!is_e4m3(kKv)) {
       ptx::prefetch_tensor_map(&p.keys);
       ptx::prefetch_tensor_map(&p.values);
     }
@@ -383,21 +384,21 @@ __global__ __launch_bounds__(PrefillLayout<kDim, kE4m3>::kThreads,
   const int warpgroup = ptx::warp_uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     ptx::release_registers<Layout::kProducerRegisters>();
-    if constexpr (kE4m3) {
+    if constexpr (is_e4m3(kKv)) {
       produce_prefill_e4m3<kDim>(p, tiles, ring, ring + 2 * Layout::kStages * Layout::kTileBytes);
     } else {
       produce_prefill<kDim>(p, tiles, ring);
     }
   } else {
     ptx::claim_registers<Layout::kConsumerRegisters>();
-    consume_prefill<kDim>(p.a, tiles, warpgroup - 1, q_shared + (warpgroup - 1) * Layout::kGroupQBytes, ring);
+    consume_prefill<kDim, kKv>(p.a, tiles, warpgroup - 1, q_shared + (warpgroup - 1) * Layout::kGroupQBytes, ring);
   }
 }
 
-template <int kDim, bool kE4m3>
+template <int kDim, KvType kKv>
 AttentionKernel describe_prefill() {
-  using Layout = PrefillLayout<kDim, kE4m3>;
-  return {reinterpret_cast<const void*>(&prefill_attention<kDim, kE4m3>), Layout::kThreads,
+  using Layout = PrefillLayout<kDim, kKv>;
+  return {reinterpret_cast<const void*>(&prefill_attention<kDim, kKv>), Layout::kThreads,
           static_cast<size_t>(Layout::kSharedBytes)};
 }
 

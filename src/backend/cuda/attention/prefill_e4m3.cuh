@@ -16,7 +16,7 @@ namespace nfp::cuda {
 // This thread's places of a tile: chunk `chunk` of 16 columns of rows `row0`, row0 + kRowsAtOnce, ...
 template <int kDim>
 struct CodePlaces {
-  using Layout = PrefillLayout<kDim, true>;
+  using Layout = PrefillLayout<kDim, KvType::kE4m3>;
   static constexpr int kChunks = kDim / 16;  // of a row
   static constexpr int kRowsAtOnce = 128 / kChunks;
   static constexpr int kCount = Layout::kKeys / kRowsAtOnce;
@@ -85,7 +85,7 @@ template <int kDim>
 __device__ __forceinline__ void produce_prefill_e4m3(const PrefillParams& p, const PrefillTiles& tiles, uint32_t ring,
                                                      uint32_t codes) {
   const PrefillBarriers& barriers = tiles.barriers;
-  using Layout = PrefillLayout<kDim, true>;
+  using Layout = PrefillLayout<kDim, KvType::kE4m3>;
   constexpr int kAhead = Layout::kCodeTiles;
   const CodePlaces<kDim> places;
   CodeLoader<kDim> loader(p, tiles);

@@ -7,7 +7,7 @@
 
 namespace nfp::cuda {
 
-template <int kDim, bool kE4m3 = false>
+template <int kDim, KvType kKv = KvType::kF16>
 struct PrefillLayout {
   static constexpr int kKeys = kDim <= 128 ? 128 : 64;  // of a tile
   static constexpr int kStages = 2;
@@ -16,15 +16,15 @@ struct PrefillLayout {
   static constexpr int kGroupQBytes = kGroupRows * kDim * 2;
   static constexpr int kBandBytes = kKeys * 128;
   static constexpr int kTileBytes = kBands * kBandBytes;
-  static constexpr int kAlignment = 1024;                              // the swizzle's period
-  static constexpr int kCodeTiles = !kE4m3 ? 0 : kDim <= 128 ? 3 : 2;  // of keys or values before they are FP16
+  static constexpr int kAlignment = 1024;                                     // the swizzle's period
+  static constexpr int kCodeTiles = !is_e4m3(kKv) ? 0 : kDim <= 128 ? 3 : 2;  // of keys or values before they are FP16
   static constexpr int kCodeTileBytes = kKeys * kDim;
   static constexpr int kSharedBytes =
       kAlignment + 2 * kGroupQBytes + 2 * kStages * kTileBytes + kCodeTiles * kCodeTileBytes;
   static constexpr int kThreads = 384;
   // Of the 168 that each thread starts with, and no more in all: who claims what nobody released waits for ever.
-  static constexpr int kProducerRegisters = kE4m3 ? 56 : 40;
-  static constexpr int kConsumerRegisters = kE4m3 ? 224 : 232;
+  static constexpr int kProducerRegisters = is_e4m3(kKv) ? 56 : 40;
+  static constexpr int kConsumerRegisters = is_e4m3(kKv) ? 224 : 232;
 };
 
 struct PrefillBarriers {

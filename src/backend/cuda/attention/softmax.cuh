@@ -1,6 +1,7 @@
 // What the attention kernels share: scores from products, exponentials, sums over a row.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "backend/cuda/attention/attention_kernel.h"
@@ -27,6 +28,17 @@ __device__ __forceinline__ float score(const AttentionParams& p, float product) 
 __device__ __forceinline__ uint32_t pack_half2(float low, float high) {
   const __half2 v = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&v);
+}
+
+// As FP16 or, of a BF16 cache's attention, BF16.
+template <KvType kKv>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+  if constexpr (kKv == KvType::kBf16) {
+    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&v);
+  } else {
+    return pack_half2(low, high);
+  }
 }
 
 // Over the four lanes that share a fragment's row.

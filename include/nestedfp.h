@@ -337,6 +337,13 @@ typedef struct nfp_attention_call {
   const void* q;    /* [tokens, q_stride], a token's heads first; 16-byte aligned */
   int64_t q_stride; /* a multiple of 8 */
   void* out;        /* [tokens, heads * head_dim] */
+  /* With cos_sin, rows of q have a token's keys and values behind its queries, as their product left them: q_stride is
+   * (heads + 2 * kv_heads) * head_dim. Queries and keys are rotated (feature i with i + head_dim / 2), queries perhaps
+   * in place, and keys and values are written to the cache before it is read. E4M3's scales are 1. */
+  const float* cos_sin; /* [positions, head_dim], 16-byte aligned: head_dim / 2 cosines, then as many sines; or NULL */
+  const float* q_norm;  /* [head_dim], 16-byte aligned: weights of an RMSNorm of each head before that; or NULL */
+  const float* k_norm;
+  float norm_epsilon;
   /* Over all sequences of the batch: the call is for `sequences` of them, from first_sequence on. */
   const int32_t* query_start; /* [sequences + 1]: a sequence's first query token */
   const int32_t* context;     /* tokens; 0 pads a decode call, whose output there is zeros */
@@ -355,10 +362,13 @@ typedef struct nfp_attention_call {
 /* Bytes of workspace for decode and prefill calls like this one, and those with fewer sequences. Of `call` the shape
  * counts (heads, kv_heads, head_dim), kv_type, sequences and deterministic. */
 NFP_API nfp_status nfp_attention_workspace_bytes(nfp_gpu* gpu, const nfp_attention_call* call, size_t* bytes);
-/* One kernel each, which finds out on the device what there is to do: a captured graph replays with any contexts.
- * Calls on one stream at a time for one workspace. decode: one query token a sequence. prefill: any number. */
+/* A kernel, which finds out on the device what there is to do (a captured graph replays with any contexts), and where a
+ * rotation is no part of it one more. Calls on one stream at a time for one workspace. decode: one query token a
+ * sequence. prefill: any number; with a rotation these sequences have `tokens` query tokens, or fewer. append: the
+ * rotation alone, of queries in place, for any block_size; with `tokens` = 0 of one token a sequence. */
 NFP_API nfp_status nfp_attention_decode(nfp_gpu* gpu, const nfp_attention_call* call, nfp_stream stream);
 NFP_API nfp_status nfp_attention_prefill(nfp_gpu* gpu, const nfp_attention_call* call, nfp_stream stream);
+NFP_API nfp_status nfp_attention_append(nfp_gpu* gpu, const nfp_attention_call* call, nfp_stream stream);
 
 /* ---- Precision policies ----------------------------------------------------------------------------------------- */
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/step/step.h"
 #include "capi/gpu.h"
 #include "capi/status.h"
 
@@ -52,14 +53,50 @@ AttentionCall call_of(const nfp_attention_call& c) {
   return call;
 }
 
+// The rotation by a kernel of its own. tokens: 0 = one of each sequence.
+nfp::Status rotate(const nfp_attention_call& c, int64_t tokens, nfp_stream stream) {
+  RopeCall call;
+  call.qkv = const_cast<void*>(c.q);
+  call.one_token_each = tokens == 0;
+  call.tokens = tokens == 0 ? c.sequences : tokens;
+  call.heads = c.heads;
+  call.kv_heads = c.kv_heads;
+  call.head_dim = c.head_dim;
+  call.cos_sin = c.cos_sin;
+  call.query_start = c.query_start;
+  call.context = c.context;
+  call.block_table = c.block_table;
+  call.table_width = c.table_width;
+  call.first_sequence = c.first_sequence;
+  call.sequences = c.sequences;
+  call.q_norm = c.q_norm;
+  call.k_norm = c.k_norm;
+  call.norm_eps = c.norm_epsilon;
+  call.keys = const_cast<void*>(c.keys);
+  call.values = const_cast<void*>(c.values);
+  call.block_stride = c.block_stride;
+  call.bf16 = c.kv_type == NFP_KV_BF16;
+  call.e4m3_cache = c.kv_type == NFP_KV_E4M3;
+  call.block_size = c.block_size;
+  call.dependent_launch = c.independent_start == 0;
+  return run_rope(call, stream);
+}
+
 // With the device of `gpu` current.
 template <typename F>
 nfp_status with_call(nfp_gpu* gpu, const nfp_attention_call* c, F&& body) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(gpu != nullptr && complete(c), "attention: gpu or call is null, or call->size is not set");
     NFP_CAPI_REQUIRE(c->kv_type >= NFP_KV_F16 && c->kv_type <= NFP_KV_BF16, "attention: kv_type is unknown");
+    if (c->cos_sin != nullptr) {
+      NFP_CAPI_REQUIRE(c->q_stride == (int64_t{c->heads} + int64_t{2} * c->kv_heads) * c->head_dim,
+                       "attention: with cos_sin q_stride must be (heads + 2 * kv_heads) * head_dim");
+      NFP_CAPI_REQUIRE(c->kv_type != NFP_KV_E4M3 || (c->key_scale == 1.0f && c->value_scale == 1.0f),
+                       "attention: with cos_sin key_scale and value_scale must be 1");
+    }
     const auto here = gpu->context.enter();
-    return body(call_of(*c));
+    AttentionCall call = call_of(*c);
+    return body(call);
   });
 }
 
@@ -78,11 +115,36 @@ nfp_status nfp_attention_workspace_bytes(nfp_gpu* gpu, const nfp_attention_call*
 }
 
 nfp_status nfp_attention_decode(nfp_gpu* gpu, const nfp_attention_call* call, nfp_stream stream) {
-  return with_call(gpu, call, [&](const AttentionCall& c) { return done(run_decode(c, stream)); });
+  return with_call(gpu, call, [&](AttentionCall& c) -> nfp_status {
+    if (call->cos_sin != nullptr) {
+      const auto needs = decode_needs(c);
+      if (!needs.ok()) return fail(needs.error());
+      if (c.sequences <= needs->most_rotated) {
+        c.rotation = {
+            .cos_sin = call->cos_sin, .q_norm = call->q_norm, .k_norm = call->k_norm, .norm_eps = call->norm_epsilon};
+      } else if (const auto status = rotate(*call, 0, stream); !status.ok()) {
+        return fail(status.error());
+      }
+    }
+    return done(run_decode(c, stream));
+  });
 }
 
 nfp_status nfp_attention_prefill(nfp_gpu* gpu, const nfp_attention_call* call, nfp_stream stream) {
-  return with_call(gpu, call, [&](const AttentionCall& c) { return done(run_prefill(c, stream)); });
+  return with_call(gpu, call, [&](const AttentionCall& c) -> nfp_status {
+    if (call->cos_sin != nullptr) {
+      NFP_CAPI_REQUIRE(call->tokens > 0, "attention: tokens must be positive");
+      if (const auto status = rotate(*call, call->tokens, stream); !status.ok()) return fail(status.error());
+    }
+    return done(run_prefill(c, stream));
+  });
+}
+
+nfp_status nfp_attention_append(nfp_gpu* gpu, const nfp_attention_call* call, nfp_stream stream) {
+  return with_call(gpu, call, [&](const AttentionCall&) -> nfp_status {
+    NFP_CAPI_REQUIRE(call->cos_sin != nullptr && call->tokens >= 0, "attention: cos_sin or tokens is missing");
+    return done(rotate(*call, call->tokens, stream));
+  });
 }
 
 }  // extern "C"

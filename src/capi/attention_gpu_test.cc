@@ -117,6 +117,85 @@ TEST_F(CApiAttention, DecodeAndPrefillOfOneBatch) {
   }
 }
 
+// Rotated keys are those of a cache that has them rotated already; a batch that rotates gives what the same batch gives
+// of what its first run left.
+TEST_F(CApiAttention, RotationAppendsAndRotates) {
+  constexpr int kRow = (kHeads + 2 * kKvHeads) * kHeadDim;
+  std::vector<uint16_t> qkv;
+  for (int token = 0; token < starts_.back(); ++token) {
+    for (int i = 0; i < kRow; ++i)
+      qkv.push_back(fp32_to_fp16(static_cast<float>((token * 31 + i * 17) % 23 - 11) * 0.125f));
+  }
+  std::vector<float> table;
+  for (int position = 0; position < 200; ++position) {
+    for (const bool is_sine : {false, true}) {
+      for (int i = 0; i < kHeadDim / 2; ++i) {
+        const double angle = position * std::pow(10000.0, -2.0 * i / kHeadDim);
+        table.push_back(static_cast<float>(is_sine ? std::sin(angle) : std::cos(angle)));
+      }
+    }
+  }
+  const DeviceVector<float> cos_sin(table);
+  const auto run = [&](const std::vector<uint16_t>& rows, bool rotates, std::vector<uint16_t>* rotated) {
+    const DeviceVector<uint16_t> q(rows);
+    nfp_attention_call decode = call_, prefill = call_;
+    for (nfp_attention_call* call : {&decode, &prefill}) {
+      call->q = q.get();
+      call->q_stride = kRow;
+      call->cos_sin = rotates ? cos_sin.get() : nullptr;
+    }
+    decode.sequences = 3;
+    prefill.first_sequence = 3;
+    prefill.sequences = 2;
+    prefill.tokens = 45;  // more than there are
+    EXPECT_EQ(nfp_attention_decode(gpu_.get(), &decode, nullptr), NFP_OK) << nfp_last_error();
+    EXPECT_EQ(nfp_attention_prefill(gpu_.get(), &prefill, nullptr), NFP_OK) << nfp_last_error();
+    if (rotated != nullptr) {  // what it makes of all of them
+      const DeviceVector<uint16_t> again(rows);
+      for (nfp_attention_call* call : {&decode, &prefill}) call->q = again.get();
+      decode.tokens = 0;
+      EXPECT_EQ(nfp_attention_append(gpu_.get(), &decode, nullptr), NFP_OK) << nfp_last_error();
+      EXPECT_EQ(nfp_attention_append(gpu_.get(), &prefill, nullptr), NFP_OK) << nfp_last_error();
+      EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      *rotated = again.host();
+    }
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    return out_->host();
+  };
+  std::vector<uint16_t> rotated;
+  const std::vector<uint16_t> first = run(qkv, true, &rotated);
+  std::vector<uint16_t> after = device_cache_->host();
+  const std::vector<uint16_t> second = run(rotated, false, nullptr);
+  EXPECT_EQ(device_cache_->host(), after);
+  for (size_t i = 0; i < first.size(); ++i)  // decode rotates by itself, a last place apart
+    ASSERT_NEAR(fp16_to_fp32(first[i]), fp16_to_fp32(second[i]), 0x1p-8) << i;
+  // Keys and values of the new tokens in the cache, and nothing else changed.
+  int64_t changed = 0;
+  cache_.swap(after);  // `after` is what was before
+  for (int s = 0; s < 5; ++s) {
+    for (int token = starts_[s]; token < starts_[s + 1]; ++token) {
+      const int position = contexts_[s] - (starts_[s + 1] - token);
+      for (int head = 0; head < kKvHeads; ++head) {
+        const uint16_t* const k = &qkv[static_cast<size_t>(token * kRow + (kHeads + head) * kHeadDim)];
+        const uint16_t* const v = k + kKvHeads * kHeadDim;
+        for (int d = 0; d < kHeadDim; ++d, changed += 2) {
+          const int i = d % (kHeadDim / 2);
+          const double a = fp16_to_fp32(k[i]), b = fp16_to_fp32(k[i + kHeadDim / 2]);
+          const double cosine = table[static_cast<size_t>(position * kHeadDim + i)],
+                       sine = table[static_cast<size_t>(position * kHeadDim + kHeadDim / 2 + i)];
+          const double want = d < kHeadDim / 2 ? a * cosine - b * sine : b * cosine + a * sine;
+          ASSERT_NEAR(fp16_to_fp32(cached(s, head, position)[d]), want, 0x1p-11 * std::abs(want) + 0x1p-20)
+              << "sequence " << s << " position " << position;
+          ASSERT_EQ(cached(s, head, position)[kBlockNumbers + d], v[d]);
+        }
+      }
+    }
+  }
+  int64_t differ = 0;
+  for (size_t i = 0; i < cache_.size(); ++i) differ += cache_[i] != after[i] ? 1 : 0;
+  EXPECT_LE(differ, changed);
+}
+
 TEST_F(CApiAttention, WrongCallsSayWhatIsWrong) {
   const auto refused = [&](auto change, const std::string& what) {
     nfp_attention_call call = call_;
@@ -135,6 +214,9 @@ TEST_F(CApiAttention, WrongCallsSayWhatIsWrong) {
   refused([](nfp_attention_call& c) { c.q_stride = 8; }, "q_stride");
   refused([](nfp_attention_call& c) { c.sequences = 0; }, "sequences");
   refused([](nfp_attention_call& c) { c.workspace_bytes = 16; }, "workspace");
+  const DeviceVector<float> table(64);
+  refused([&](nfp_attention_call& c) { c.cos_sin = table.get(); }, "q_stride");  // decode rotates these itself
+  EXPECT_EQ(nfp_attention_append(gpu_.get(), &call_, nullptr), NFP_USAGE);
   EXPECT_EQ(nfp_attention_decode(nullptr, &call_, nullptr), NFP_USAGE);
   EXPECT_EQ(nfp_attention_prefill(gpu_.get(), nullptr, nullptr), NFP_USAGE);
   EXPECT_EQ(nfp_attention_workspace_bytes(gpu_.get(), &call_, nullptr), NFP_USAGE);

@@ -58,5 +58,6 @@ nfp_status nfp_experts_run(nfp_experts*, const nfp_experts_call*, nfp_stream) { 
 nfp_status nfp_attention_workspace_bytes(nfp_gpu*, const nfp_attention_call*, size_t*) { return none(); }
 nfp_status nfp_attention_decode(nfp_gpu*, const nfp_attention_call*, nfp_stream) { return none(); }
 nfp_status nfp_attention_prefill(nfp_gpu*, const nfp_attention_call*, nfp_stream) { return none(); }
+nfp_status nfp_attention_append(nfp_gpu*, const nfp_attention_call*, nfp_stream) { return none(); }
 
 }  // extern "C"

@@ -4,6 +4,8 @@ Steps in which every sequence has one token run our decode kernel, in graphs and
 that have one token run it too, and those behind, prompts and their chunks, run our prefill kernel. What does not fit
 (an FP8 cache, sinks, cascades, several drafted tokens a sequence) remains FlashAttention's, over the same
 cache: HND in vLLM's terms, a block's keys and then its values, each [kv_heads, block_size, head_dim].
+
+Layers that `rotary` has joined get queries, keys and values as their product left them, and rotate and append here too.
 """
 
 from __future__ import annotations
@@ -128,6 +130,7 @@ class Impl(FlashAttentionImpl):
                               and self.num_heads <= 16 * self.num_kv_heads
                               and self.kv_cache_dtype in ("auto", "float16", "bfloat16"))
         self.nestedfp_window = self.sliding_window[0] + 1
+        self.nestedfp_cos_sin: torch.Tensor | None = None  # FP32 [positions, head_size]: rotary.join()
         self.nestedfp_library = _library.library()
 
     def workspace_bytes(self, index: int, block_size: int, kv_type: int) -> int:
@@ -143,16 +146,17 @@ class Impl(FlashAttentionImpl):
                 kv_cache: torch.Tensor, attn_metadata: Any, output: torch.Tensor,
                 output_scale: torch.Tensor | None = None, output_block_scale: torch.Tensor | None = None) -> torch.Tensor:
         plan = getattr(attn_metadata, "nestedfp", None)
-        if plan is None or output_scale is not None or output_block_scale is not None:
+        if attn_metadata is None or plan is None or output_scale is not None or output_block_scale is not None:
+            if attn_metadata is not None and self.nestedfp_cos_sin is not None:
+                query = self._append(query, key, value, kv_cache, attn_metadata)
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, output_scale,
                                    output_block_scale)
         call = plan.call
-        call.heads, call.kv_heads, call.head_dim = self.num_heads, self.num_kv_heads, self.head_size
+        if self.nestedfp_cos_sin is not None:
+            query = self._with_keys(query, key, value)
+        self._describe(call, query, kv_cache)
         call.scale, call.soft_cap, call.window = self.scale, self.logits_soft_cap, self.nestedfp_window
-        call.blocks, call.block_stride = kv_cache.shape[0], kv_cache.stride(0)
-        call.keys = kv_cache.data_ptr()
-        call.values = call.keys + 2 * kv_cache.stride(1)
-        call.q, call.q_stride, call.out = query.data_ptr(), query.stride(0), output.data_ptr()
+        call.out = output.data_ptr()
         handle = device(query.get_device()).handle
         stream = torch.cuda.current_stream().cuda_stream
         if plan.decodes > 0:
@@ -162,6 +166,39 @@ class Impl(FlashAttentionImpl):
             call.first_sequence, call.sequences, call.tokens = plan.decodes, plan.prefills, plan.prefill_tokens
             _library.check(self.nestedfp_library.nfp_attention_prefill(handle, call, stream))
         return output
+
+    def _describe(self, call: _library.AttentionCall, query: torch.Tensor, kv_cache: torch.Tensor) -> None:
+        call.heads, call.kv_heads, call.head_dim = self.num_heads, self.num_kv_heads, self.head_size
+        call.blocks, call.block_stride = kv_cache.shape[0], kv_cache.stride(0)
+        call.keys = kv_cache.data_ptr()
+        call.values = call.keys + 2 * kv_cache.stride(1)
+        call.q, call.q_stride = query.data_ptr(), query.stride(0)
+        call.cos_sin = None if self.nestedfp_cos_sin is None else self.nestedfp_cos_sin.data_ptr()
+
+    def _with_keys(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """The queries, in rows that have a token's keys and values behind them."""
+        heads, kv_heads, size = self.num_heads, self.num_kv_heads, self.head_size
+        keys = query.data_ptr() + 2 * heads * size
+        if (query.stride(0) == (heads + 2 * kv_heads) * size and key.data_ptr() == keys
+                and value.data_ptr() == keys + 2 * kv_heads * size):
+            return query
+        return torch.cat((query, key, value), dim=1)[:, :heads]  # a product that vLLM took apart
+
+    def _append(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
+                metadata: Any) -> torch.Tensor:
+        """Rotates, and writes keys and values to the cache, for kernels that do neither. -> the rotated queries."""
+        query = self._with_keys(query, key, value)
+        table = metadata.block_table
+        call = _library.AttentionCall(
+            size=ctypes.sizeof(_library.AttentionCall), query_start=metadata.query_start_loc.data_ptr(),
+            context=metadata.seq_lens.data_ptr(), block_table=table.data_ptr(), table_width=table.stride(0),
+            block_size=kv_cache.shape[2], independent_start=INDEPENDENT_START,
+            kv_type=_library.KV_BF16 if query.dtype is torch.bfloat16 else _library.KV_F16,
+            sequences=metadata.seq_lens.shape[0], tokens=metadata.num_actual_tokens)
+        self._describe(call, query, kv_cache)
+        _library.check(self.nestedfp_library.nfp_attention_append(device(query.get_device()).handle, call,
+                                                                  torch.cuda.current_stream().cuda_stream))
+        return query
 
 
 class Backend(FlashAttentionBackend):
@@ -178,6 +215,12 @@ class Backend(FlashAttentionBackend):
     @classmethod
     def get_required_kv_cache_layout(cls) -> Any:
         return "HND"
+
+
+class AppendingBackend(Backend):
+    """Of layers that rotary.join() has joined."""
+
+    forward_includes_kv_cache_update = True
 
 
 def enable(config: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from vllm.logger import init_logger
 
-from . import op, swiglu, versions
+from . import op, rotary, swiglu, versions
 from .patches import around
 from .spent import seconds
 
@@ -65,7 +65,7 @@ def refresh(layer: torch.nn.Module, parameters: Mapping[str, torch.Tensor]) -> N
 
 def form_of(model: torch.nn.Module) -> list[tuple[Any, ...]]:
     """What of the layers shapes a compiled graph, and is known only once their weights are: which are nested, by which
-    join, with rows' scales or without, in which order."""
+    join, with rows' scales or without, in which order; and where attention rotates."""
     found = []
     for name, layer in model.named_modules():
         if hasattr(layer, "nestedfp_shape"):
@@ -73,6 +73,8 @@ def form_of(model: torch.nn.Module) -> list[tuple[Any, ...]]:
             scales = shape is not None and layer.weight_scale.numel() > 0
             found.append((name, None if shape is None else int(shape[2]), scales, bool(layer.nestedfp_interleaved),
                           bool(layer.nestedfp_swiglu)))
+        elif isinstance(layer, rotary.PassThrough):
+            found.append((name, "attention rotates"))
     return found
 
 
@@ -160,8 +162,10 @@ def _install_after_load() -> None:
     @around(BaseModelLoader, "load_model")
     def load_model(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
         model = original(self, *args, **kwargs)
+        config = kwargs.get("vllm_config", args[0] if args else None)
         swiglu.join(model)
-        mark(model, kwargs.get("vllm_config", args[0] if args else None), kwargs.get("prefix", ""))
+        rotary.join(model, config)
+        mark(model, config, kwargs.get("prefix", ""))
         if op.in_use():
             _follow_worker()
         if seconds:

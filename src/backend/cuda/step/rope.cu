@@ -1,3 +1,4 @@
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
@@ -12,13 +13,15 @@ namespace {
 template <int kVector>
 using Packed = std::conditional_t<kVector == 8, uint4, uint2>;
 
-template <int kVector>
-__device__ __forceinline__ void load_f16(const uint16_t* from, float (&v)[kVector]) {
+__device__ __forceinline__ float2 widen_pair(__half2 pair) { return __half22float2(pair); }
+__device__ __forceinline__ float2 widen_pair(__nv_bfloat162 pair) { return __bfloat1622float2(pair); }
+template <typename Pair, int kVector>
+__device__ __forceinline__ void load_16(const uint16_t* from, float (&v)[kVector]) {
   const auto raw = *reinterpret_cast<const Packed<kVector>*>(from);
-  const auto* pairs = reinterpret_cast<const __half2*>(&raw);
+  const auto* pairs = reinterpret_cast<const Pair*>(&raw);
 #pragma unroll
   for (int i = 0; i < kVector / 2; ++i) {
-    const float2 pair = __half22float2(pairs[i]);
+    const float2 pair = widen_pair(pairs[i]);
     v[2 * i] = pair.x;
     v[2 * i + 1] = pair.y;
   }
@@ -38,6 +41,8 @@ __device__ __forceinline__ void load_f32(const float* from, float (&v)[kVector])
 // How numbers lie in the cache. store() returns whether they all fit.
 struct F16Store {
   using Element = uint16_t;
+  using Query = F16Store;  // how queries lie, and what is rotated
+  using Pair = __half2;
   template <int kVector>
   static __device__ __forceinline__ bool store(Element* to, const float (&v)[kVector]) {
     Packed<kVector> raw;
@@ -52,8 +57,28 @@ struct F16Store {
     return beyond == 0;
   }
 };
+struct Bf16Store {
+  using Element = uint16_t;
+  using Query = Bf16Store;
+  using Pair = __nv_bfloat162;
+  template <int kVector>
+  static __device__ __forceinline__ bool store(Element* to, const float (&v)[kVector]) {
+    Packed<kVector> raw;
+    auto* pairs = reinterpret_cast<__nv_bfloat162*>(&raw);
+    uint32_t beyond = 0;
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i) {
+      pairs[i] = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
+      beyond |= __vcmpeq2(*reinterpret_cast<const uint32_t*>(pairs + i) & 0x7f807f80u, 0x7f807f80u);
+    }
+    *reinterpret_cast<Packed<kVector>*>(to) = raw;
+    return beyond == 0;
+  }
+};
 struct E4m3Store {  // nearest even; beyond 448 becomes 448; what was infinite or no number before does not fit
   using Element = uint8_t;
+  using Query = F16Store;
+  using Pair = __half2;
   template <int kVector>
   static __device__ __forceinline__ bool store(Element* to, const float (&v)[kVector]) {
     std::conditional_t<kVector == 8, uint2, uint32_t> raw;
@@ -69,6 +94,32 @@ struct E4m3Store {  // nearest even; beyond 448 becomes 448; what was infinite o
   }
 };
 
+// Where a token is, and where its keys and values go: a slot below 0 = nowhere.
+struct TokenPlace {
+  int token, position, slot;
+};
+__device__ __forceinline__ TokenPlace find_token(const RopeCall& c, int index) {
+  if (c.query_start == nullptr) return {index, c.positions[index], c.slots[index]};
+  const int32_t* const starts = c.query_start + c.first_sequence;
+  int s = index, token = index;
+  if (c.one_token_each) {
+    token = starts[s];
+  } else {
+    token += starts[0];
+    if (token >= starts[c.sequences]) return {token, 0, -1};
+    s = 0;
+    for (int end = c.sequences; end - s > 1;) {  // the last that begins at or before it
+      const int middle = (s + end) / 2;
+      (starts[middle] <= token ? s : end) = middle;
+    }
+  }
+  const int context = c.context[c.first_sequence + s];
+  if (context <= 0) return {token, 0, -1};
+  const int position = context - starts[s + 1] + token;
+  const int block = c.block_table[int64_t{c.first_sequence + s} * c.table_width + position / c.block_size];
+  return {token, position, block * c.block_size + position % c.block_size};
+}
+
 // kLanes neighbouring lanes share one head of one token. Lane u of them has vectors u and u + half / kVector of the
 // part that rotates, or two vectors of the rest.
 template <typename Store, int kVector, int kLanes>
@@ -79,7 +130,7 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(const RopeParams p) 
   const int64_t item = int64_t{blockIdx.x} * (kRopeThreads / kLanes) + threadIdx.x / kLanes;
   const bool is_item = item < p.items;
   const int all_heads = c.heads + 2 * c.kv_heads;
-  const auto token = static_cast<int>(is_item ? item / all_heads : 0);
+  const auto index = static_cast<int>(is_item ? item / all_heads : 0);
   const auto head = static_cast<int>(is_item ? item % all_heads : 0);
   const bool is_query = head < c.heads;
   const bool is_value = head >= c.heads + c.kv_heads;
@@ -88,21 +139,22 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(const RopeParams p) 
   const bool rotates = lane < pairs;
   const int first = rotates ? lane : 2 * pairs + 2 * (lane - pairs);
   const int second = rotates ? lane + pairs : first + 1;
-  const bool has_first = is_item && first < vectors;
-  const bool has_second = is_item && second < vectors;
   // Where the token stands does not depend on the kernel before: steps begin with a copy.
-  const int slot = is_item ? c.slots[token] : -1;
+  const auto [token, position, slot] = is_item ? find_token(c, index) : TokenPlace{0, 0, -1};
+  const bool is_there = is_item && (c.query_start == nullptr || slot >= 0);
+  const bool has_first = is_there && first < vectors;
+  const bool has_second = is_there && second < vectors;
   float cosine[kVector] = {}, sine[kVector] = {};
   if (!is_value && rotates && is_item) {
-    const float* table = c.cos_sin + int64_t{c.positions[token]} * c.rotary_dim + lane * kVector;
+    const float* table = c.cos_sin + int64_t{position} * c.rotary_dim + lane * kVector;
     load_f32(table, cosine);
     load_f32(table + c.rotary_dim / 2, sine);
   }
   ptx::dependency_wait();
   auto* x = static_cast<uint16_t*>(c.qkv) + (int64_t{token} * all_heads + head) * c.head_dim;
   float a[kVector] = {}, b[kVector] = {};
-  if (has_first) load_f16(x + first * kVector, a);
-  if (has_second) load_f16(x + second * kVector, b);
+  if (has_first) load_16<typename Store::Pair>(x + first * kVector, a);
+  if (has_second) load_16<typename Store::Pair>(x + second * kVector, b);
   if (!is_value) {
     const float* norm = is_query ? c.q_norm : c.k_norm;
     if (norm != nullptr) {
@@ -137,13 +189,13 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(const RopeParams p) 
   bool fits = true;
   if (is_query) {
     // An infinite query may hide all keys from itself, and then its output is zeros.
-    if (has_first) fits = F16Store::store(x + first * kVector, a);
-    if (has_second) fits = F16Store::store(x + second * kVector, b) && fits;
+    if (has_first) fits = Store::Query::store(x + first * kVector, a);
+    if (has_second) fits = Store::Query::store(x + second * kVector, b) && fits;
   } else if (slot >= 0) {
     const int kv_head = head - c.heads - (is_value ? c.kv_heads : 0);
     const int block = slot / c.block_size;
-    auto* cache = static_cast<typename Store::Element*>(is_value ? c.values : c.keys) +
-                  ((int64_t{block} * c.kv_heads + kv_head) * c.block_size + (slot - block * c.block_size)) * c.head_dim;
+    auto* cache = static_cast<typename Store::Element*>(is_value ? c.values : c.keys) + block * c.block_stride +
+                  (kv_head * c.block_size + (slot - block * c.block_size)) * c.head_dim;
     if (has_first) fits = Store::store(cache + first * kVector, a);
     if (has_second) fits = Store::store(cache + second * kVector, b) && fits;
   }
@@ -170,8 +222,11 @@ const void* function_for(int lanes) {
 
 }  // namespace
 
-const void* rope_function(bool e4m3_cache, int vector, int lanes) {
-  if (e4m3_cache) return vector == 8 ? function_for<E4m3Store, 8>(lanes) : function_for<E4m3Store, 4>(lanes);
+const void* rope_function(RopeStore store, int vector, int lanes) {
+  if (store == RopeStore::kE4m3)
+    return vector == 8 ? function_for<E4m3Store, 8>(lanes) : function_for<E4m3Store, 4>(lanes);
+  if (store == RopeStore::kBf16)
+    return vector == 8 ? function_for<Bf16Store, 8>(lanes) : function_for<Bf16Store, 4>(lanes);
   return vector == 8 ? function_for<F16Store, 8>(lanes) : function_for<F16Store, 4>(lanes);
 }
 

@@ -49,8 +49,17 @@ Status run_rope(const RopeCall& c, CUstream_st* stream) {
   if (c.qkv == nullptr || c.keys == nullptr || c.values == nullptr || !aligned(c.qkv) || !aligned(c.keys) ||
       !aligned(c.values) || c.cos_sin == nullptr || !aligned(c.cos_sin) || !aligned(c.q_norm) || !aligned(c.k_norm))
     return bad("rope", "qkv, keys, values, cos_sin and the norms", "must be 16-byte aligned");
-  if (c.positions == nullptr || c.slots == nullptr) return bad("rope", "positions or slots", "is null");
+  if (c.query_start != nullptr) {
+    if (c.context == nullptr || c.block_table == nullptr || c.table_width <= 0 || c.sequences <= 0 ||
+        c.first_sequence < 0)
+      return bad("rope", "context, block_table, table_width or sequences", "is missing");
+  } else if (c.positions == nullptr || c.slots == nullptr) {
+    return bad("rope", "positions or slots", "is null");
+  }
+  if (c.bf16 && c.e4m3_cache) return bad("rope", "bf16", "does not go with e4m3_cache");
+  if (c.block_stride % 8 != 0 || c.block_stride < 0) return bad("rope", "block_stride", "must be a multiple of 8");
   if (p.call.rotary_dim == 0) p.call.rotary_dim = c.head_dim;
+  if (c.block_stride == 0) p.call.block_stride = int64_t{c.kv_heads} * c.block_size * c.head_dim;
   p.items = c.tokens * (c.heads + 2 * c.kv_heads);
   if (p.items > int64_t{INT32_MAX}) return bad("rope", "tokens", "are too many: 2^31 - 1 heads at most");
   // A lane has one vector of each half, or two of what does not rotate.
@@ -67,7 +76,12 @@ Status run_rope(const RopeCall& c, CUstream_st* stream) {
   shape.block = kRopeThreads;
   shape.dependent = c.dependent_launch;
   void* arguments[] = {&p};
-  return launch("rope", rope_function(c.e4m3_cache, vector, lanes), shape, arguments, stream);
+  return launch("rope",
+                rope_function(c.bf16         ? RopeStore::kBf16
+                              : c.e4m3_cache ? RopeStore::kE4m3
+                                             : RopeStore::kF16,
+                              vector, lanes),
+                shape, arguments, stream);
 }
 
 Status run_gather(const GatherCall& c, CUstream_st* stream) {

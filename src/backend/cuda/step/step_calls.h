@@ -37,8 +37,8 @@ struct EmbedCall {
 };
 
 // Rotates q and k by position (rotate-half: feature i with i + rotary_dim / 2) and writes k and v to the cache. q is
-// rotated in place, k in the cache only. cos_sin, positions and slots are read before the kernel ahead has ended: they
-// must be complete when it starts (steps begin with a copy, which is a full stop).
+// rotated in place, k in the cache only. cos_sin and what says where tokens are is read before the kernel ahead has
+// ended: it must be complete when that one starts (steps begin with a copy, which is a full stop).
 struct RopeCall {
   void* qkv = nullptr;  // [tokens, (heads + 2 * kv_heads) * head_dim]: q heads, k heads, v heads
   int64_t tokens = 0;
@@ -50,12 +50,24 @@ struct RopeCall {
   const int32_t* positions = nullptr;  // device [tokens]
   const int32_t* slots = nullptr;      // device [tokens]: token slot % block_size of block slot / block_size; below 0 =
                                        //   not written
+  // Instead of these two: what attention is given of the batch (attention.h), of which the call's tokens are those of
+  // sequences [first_sequence, first_sequence + sequences), or with more of them than there are, all of these.
+  const int32_t* query_start = nullptr;
+  const int32_t* context = nullptr;
+  const int32_t* block_table = nullptr;
+  int32_t table_width = 0;
+  int32_t first_sequence = 0;
+  int32_t sequences = 0;
+  bool one_token_each = false;  // of these sequences; context 0 = none, as what pads a step
   const float* q_norm =
       nullptr;  // device [head_dim] weights of an RMSNorm of each head before the rotation; null = none
   const float* k_norm = nullptr;
   float norm_eps = 1e-6f;
-  void* keys = nullptr;  // one layer's cache: [blocks, kv_heads, block_size, head_dim] FP16 or E4M3
+  // One layer's cache: [blocks, kv_heads, block_size, head_dim] FP16, E4M3 or, like qkv, BF16.
+  void* keys = nullptr;
   void* values = nullptr;
+  int64_t block_stride = 0;  // numbers from a block to the next; 0 = kv_heads * block_size * head_dim
+  bool bf16 = false;
   bool e4m3_cache = false;  // codes of the numbers themselves (scale 1); magnitudes over 448 become 448
   int32_t block_size = 16;
   // Device: where the kernel writes `layer` when a query, key or value of a token with a slot is beyond FP16; null =

@@ -272,6 +272,120 @@ TEST_P(RopeGpu, MatchesFloat64AndFillsTheCache) {
   }
 }
 
+// Tokens found in the batch's arrays are where positions and slots say, in a cache whose blocks lie apart too; BF16
+// gives FP16's numbers, rounded.
+TEST_F(StepGpu, RopeFindsTokensInTheBatch) {
+  constexpr int kHeads = 5, kKvHeads = 2, kDim = 64, kBlockSize = 16, kWidth = 12, kBlocks = 40;
+  constexpr int kRow = (kHeads + 2 * kKvHeads) * kDim;
+  constexpr int64_t kBlock = int64_t{kKvHeads} * kBlockSize * kDim;
+  const std::vector<float> table = [] {
+    std::vector<float> out;
+    for (int p = 0; p < 200; ++p) {
+      for (int i = 0; i < kDim; ++i)
+        out.push_back(static_cast<float>(i < kDim / 2 ? std::cos(p * 0.01 * i) : std::sin(p * 0.01 * (i - kDim / 2))));
+    }
+    return out;
+  }();
+  const DeviceVector<float> d_table(table);
+  // Whole prompts, later chunks, single tokens and what pads; then single tokens alone.
+  for (const bool one_each : {false, true}) {
+    std::vector<int32_t> starts{0}, contexts, positions, slots, tables;
+    int block = kBlocks;
+    for (const auto& [tokens, context] : {std::pair{1, 1}, {33, 33}, {1, 130}, {7, 100}, {1, 17}, {1, 0}}) {
+      const int count = one_each ? 1 : context > 0 ? tokens : 0;
+      starts.push_back(starts.back() + count);
+      contexts.push_back(context);
+      const size_t row = tables.size();
+      for (int i = 0; i < kWidth; ++i) tables.push_back(i * kBlockSize < context ? --block : -1);
+      for (int i = 0; i < count; ++i) {
+        const int position = std::max(0, context - count + i);
+        positions.push_back(position);
+        slots.push_back(context == 0 ? -1
+                                     : tables[row + static_cast<size_t>(position / kBlockSize)] * kBlockSize +
+                                           position % kBlockSize);
+      }
+    }
+    const auto tokens = static_cast<int64_t>(positions.size());
+    std::vector<uint16_t> halves, brains;
+    for (int64_t i = 0; i < tokens * kRow; ++i) {
+      const float v = static_cast<float>(integer(-64, 64)) * 0.0625f;
+      halves.push_back(fp32_to_fp16(v));
+      brains.push_back(fp32_to_bf16(v));
+    }
+    const DeviceVector<int32_t> d_starts(starts), d_contexts(contexts), d_tables(tables), d_positions(positions),
+        d_slots(slots);
+    const auto run = [&](bool batch, bool e4m3, bool bf16, bool apart) {
+      const DeviceVector<uint16_t> qkv(bf16 ? brains : halves);
+      const size_t bytes = static_cast<size_t>(2 * kBlocks * kBlock) * (e4m3 ? 1 : 2);
+      const DeviceVector<uint8_t> cache(bytes);
+      RopeCall call;
+      call.qkv = qkv.get();
+      call.tokens = tokens + (batch && !one_each ? 20 : 0);  // more than there are
+      call.heads = kHeads;
+      call.kv_heads = kKvHeads;
+      call.head_dim = kDim;
+      call.cos_sin = d_table.get();
+      if (batch) {
+        call.query_start = d_starts.get();
+        call.context = d_contexts.get();
+        call.block_table = d_tables.get();
+        call.table_width = kWidth;
+        call.sequences = static_cast<int32_t>(contexts.size());
+        call.one_token_each = one_each;
+      } else {
+        call.positions = d_positions.get();
+        call.slots = d_slots.get();
+      }
+      call.keys = cache.get();
+      call.values = cache.get() + (apart ? kBlock : kBlocks * kBlock) * (e4m3 ? 1 : 2);
+      call.block_stride = apart ? 2 * kBlock : 0;
+      call.e4m3_cache = e4m3;
+      call.bf16 = bf16;
+      call.block_size = kBlockSize;
+      finish(run_rope(call, nullptr));
+      std::vector<uint16_t> q = qkv.host();
+      if (one_each) q.resize(q.size() - kRow);  // the last token pads: its query is nobody's
+      std::vector<uint8_t> got = cache.host();
+      if (apart) {  // as if they were not
+        std::vector<uint8_t> together(got.size());
+        const size_t size = static_cast<size_t>(kBlock) * (e4m3 ? 1 : 2);
+        for (size_t b = 0; b < kBlocks; ++b) {
+          std::copy_n(got.begin() + static_cast<ptrdiff_t>(2 * b * size), size,
+                      together.begin() + static_cast<ptrdiff_t>(b * size));
+          std::copy_n(got.begin() + static_cast<ptrdiff_t>((2 * b + 1) * size), size,
+                      together.begin() + static_cast<ptrdiff_t>((kBlocks + b) * size));
+        }
+        got = together;
+      }
+      return std::pair(q, got);
+    };
+    for (const bool e4m3 : {false, true}) {
+      const auto want = run(false, e4m3, false, false);
+      for (const bool apart : {false, true}) {
+        const auto got = run(true, e4m3, false, apart);
+        EXPECT_EQ(got.first, want.first);
+        EXPECT_EQ(got.second, want.second);
+      }
+    }
+    const auto want = run(false, false, false, false), got = run(true, false, true, true);
+    const auto expect_near = [](float bf16, float f16) {  // both are rounded, of numbers up to 8
+      ASSERT_NEAR(bf16, f16, 0x1p-8f * std::abs(f16) + 0x1p-8f);
+    };
+    for (size_t i = 0; i < want.first.size(); ++i)
+      ASSERT_NO_FATAL_FAILURE(expect_near(bf16_to_fp32(got.first[i]), fp16_to_fp32(want.first[i]))) << i;
+    for (size_t i = 0; i < want.second.size(); i += 2) {
+      const auto bits = [&](const auto& run_of) {
+        return static_cast<uint16_t>(run_of.second[i] | run_of.second[i + 1] << 8);
+      };
+      if (bits(want) == 0xffff) {  // as DeviceVector begins
+        ASSERT_EQ(bits(got), 0xffff) << i;
+      } else {
+        ASSERT_NO_FATAL_FAILURE(expect_near(bf16_to_fp32(bits(got)), fp16_to_fp32(bits(want)))) << i;
+      }
+    }
+  }
+}
+
 // Values go to the cache as they are: all FP16 numbers, against the scalar conversion.
 TEST_F(StepGpu, EveryFp16NumberIsRoundedToE4m3) {
   constexpr int kDim = 64, kTokens = 65536 / kDim;

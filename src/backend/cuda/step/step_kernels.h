@@ -22,8 +22,9 @@ struct RopeParams {
   int64_t items;  // tokens * (heads + 2 * kv_heads)
 };
 inline constexpr int kRopeThreads = 128;
+enum class RopeStore : uint8_t { kF16, kE4m3, kBf16 };
 // Features a lane moves at a time, and the lanes that share a head: a power of two up to 32.
-const void* rope_function(bool e4m3_cache, int vector, int lanes);
+const void* rope_function(RopeStore store, int vector, int lanes);
 
 struct CopyParams {
   const void* x;

@@ -1,0 +1,171 @@
+"""Attention in the place of vLLM's FlashAttention: which sequences run which kernel, and on a GPU what comes out beside
+FlashAttention over the same cache."""
+
+import unittest
+from types import SimpleNamespace
+
+import numpy as np
+
+from nestedfp.vllm.attention_batch import SHORT_CONTEXT, split
+
+try:
+    import torch
+    import vllm  # noqa: F401
+
+    HAVE_VLLM = True
+except ImportError:
+    HAVE_VLLM = False
+HAVE_GPU = HAVE_VLLM and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+
+
+class Batches(unittest.TestCase):
+    def split(self, *lengths, longest=100, group=4, kv_heads=8):
+        return split(np.array(lengths, dtype=np.int32), longest, group, kv_heads)
+
+    def test_sequences_of_one_token_ahead_decode(self):
+        self.assertEqual(self.split(1, 1, 1, 7, 1, 30), (3, 38))
+        self.assertEqual(self.split(1, 1), (2, 0))
+        self.assertEqual(self.split(9, 1), (0, 10))
+        self.assertEqual(self.split(1, 0, 1), (1, 1))
+
+    def test_few_tokens_over_long_contexts_are_flash_attention_s(self):
+        self.assertIsNone(self.split(1, 20, longest=SHORT_CONTEXT + 1))
+        self.assertEqual(self.split(1, 20, longest=SHORT_CONTEXT), (1, 20))
+        self.assertEqual(self.split(1, 256, longest=100000), (1, 256))  # 8 tiles of each of 8 heads
+        self.assertIsNone(self.split(224, longest=100000))
+        self.assertEqual(self.split(1, 1, longest=100000), (2, 0))
+
+
+@unittest.skipUnless(HAVE_GPU, "needs vLLM and a Hopper GPU")
+class BesideFlashAttention(unittest.TestCase):
+    BLOCKS, BLOCK_SIZE = 400, 16
+
+    def setUp(self):
+        torch.manual_seed(5)
+
+    def batch(self, lengths, contexts):
+        """What a builder of vLLM's is given: the sequences' blocks are anywhere."""
+        starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+        width = max(contexts) // self.BLOCK_SIZE + 2
+        table = torch.full((len(lengths), width), 0x3FFFFFFF, dtype=torch.int32)
+        free = (torch.randperm(self.BLOCKS - 1) + 1).tolist()
+        for s, context in enumerate(contexts):
+            for i in range((context + self.BLOCK_SIZE - 1) // self.BLOCK_SIZE):
+                table[s, i] = free.pop()
+        positions = np.concatenate([np.arange(c - n, c) for n, c in zip(lengths, contexts)])
+        rows = np.repeat(np.arange(len(lengths)), lengths)
+        slots = table[rows, positions // self.BLOCK_SIZE].long() * self.BLOCK_SIZE + torch.tensor(positions % self.BLOCK_SIZE)
+        return SimpleNamespace(num_reqs=len(lengths), num_actual_tokens=int(starts[-1]), max_query_len=max(lengths),
+                               max_seq_len=max(contexts), query_start_loc=starts.cuda(), query_start_loc_cpu=starts,
+                               seq_lens=torch.tensor(contexts, dtype=torch.int32).cuda(), causal=True,
+                               block_table_tensor=table.cuda(), slot_mapping=slots.cuda(),
+                               positions=torch.tensor(positions).cuda())
+
+    def builder(self, impl, dtype):
+        from nestedfp import _library
+        from nestedfp.vllm import attention
+
+        made = attention.Builder.__new__(attention.Builder)
+        made.block_size, made.num_heads_q, made.num_heads_kv = self.BLOCK_SIZE, impl.num_heads, impl.num_kv_heads
+        made.nestedfp_asked, made.nestedfp_drafts = True, False
+        made.nestedfp_type = _library.KV_BF16 if dtype is torch.bfloat16 else _library.KV_F16
+        made.nestedfp_workspace = torch.zeros(impl.workspace_bytes(0, self.BLOCK_SIZE, made.nestedfp_type),
+                                              dtype=torch.uint8, device="cuda")
+        return made
+
+    def impl(self, heads, kv_heads, size, window, cap):
+        from nestedfp.vllm import attention
+
+        made = attention.Impl(heads, size, size**-0.5, kv_heads, None, window, "auto", cap)
+        self.assertTrue(made.nestedfp_fits)
+        return made
+
+    def cache(self, kv_heads, size, dtype):
+        physical = torch.randn(self.BLOCKS, 2, kv_heads, self.BLOCK_SIZE, size, device="cuda").to(dtype)
+        return physical.permute(0, 1, 3, 2, 4)  # HND
+
+    def flash(self, common, workspace=None):
+        from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
+
+        return FlashAttentionMetadata(
+            num_actual_tokens=common.num_actual_tokens, max_query_len=common.max_query_len,
+            query_start_loc=common.query_start_loc, max_seq_len=common.max_seq_len, seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor, slot_mapping=common.slot_mapping, use_cascade=False,
+            common_prefix_len=0, cu_prefix_query_lens=None, prefix_kv_lens=None, suffix_kv_lens=None)
+
+    SHAPES = [(32, 8, 128, None, None), (8, 8, 64, None, 30.0), (12, 1, 256, 100, None), (6, 2, 80, None, None)]
+    BATCHES = [([1] * 9, [1, 17, 300, 900, 16, 33, 128, 2, 511]), ([1], [700]),
+               ([1, 1, 40, 129, 1, 7], [50, 301, 40, 400, 77, 90]), ([200], [200])]
+
+    def test_same_numbers(self):
+        layer = SimpleNamespace(_q_scale=torch.ones(1, device="cuda"), _k_scale=torch.ones(1, device="cuda"),
+                                _v_scale=torch.ones(1, device="cuda"))
+        for dtype, step in ((torch.float16, 2**-10), (torch.bfloat16, 2**-7)):
+            for heads, kv_heads, size, window, cap in self.SHAPES:
+                impl = self.impl(heads, kv_heads, size, window, cap)
+                builder = self.builder(impl, dtype)
+                for lengths, contexts in self.BATCHES:
+                    with self.subTest(dtype=dtype, heads=heads, size=size, lengths=lengths):
+                        common, cache = self.batch(lengths, contexts), self.cache(kv_heads, size, dtype)
+                        tokens = common.num_actual_tokens
+                        row = torch.randn(tokens, (heads + 2 * kv_heads) * size, device="cuda").to(dtype)
+                        query = row[:, :heads * size].view(tokens, heads, size)
+                        ours, theirs = (torch.empty(tokens, heads, size, dtype=dtype, device="cuda") for _ in range(2))
+                        metadata = builder.build(0, common)
+                        self.assertIsNotNone(metadata.nestedfp)
+                        impl.forward(layer, query, None, None, cache, metadata, ours)
+                        impl.forward(layer, query, None, None, cache, self.flash(common), theirs)
+                        # Both round weights and results to 16 bits; sums of values of size 1.
+                        worst = float((ours.float() - theirs.float()).abs().max())
+                        self.assertLessEqual(worst, 4 * step)
+
+    def test_rotation_and_append(self):
+        """As vLLM's rotary embedding and update of the cache before FlashAttention, by both ways that a joined layer
+        takes: our kernels, and FlashAttention behind our append."""
+        from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+        from vllm.config import VllmConfig, set_current_vllm_config
+
+        layer = SimpleNamespace(_q_scale=torch.ones(1, device="cuda"), _k_scale=torch.ones(1, device="cuda"),
+                                _v_scale=torch.ones(1, device="cuda"))
+        heads, kv_heads, size = 12, 4, 128
+        for dtype, step in ((torch.float16, 2**-10), (torch.bfloat16, 2**-7)):
+            with set_current_vllm_config(VllmConfig()):
+                rotary = RotaryEmbedding(size, size, 1024, 10000.0, True, dtype).cuda()
+            impl = self.impl(heads, kv_heads, size, None, None)
+            builder = self.builder(impl, dtype)
+            for lengths, contexts in [*self.BATCHES, ([1] * 80, [1 + 3 * i for i in range(80)])]:
+                common = self.batch(lengths, contexts)
+                tokens = common.num_actual_tokens
+                row = torch.randn(tokens, (heads + 2 * kv_heads) * size, device="cuda").to(dtype)
+                first = self.cache(kv_heads, size, dtype)
+                results = []
+                for way in ("vllm", "ours", "flash", "apart"):
+                    with self.subTest(dtype=dtype, lengths=lengths, way=way):
+                        cache = first.clone(memory_format=torch.preserve_format)
+                        self.assertEqual(cache.stride(), first.stride())
+                        q, k, v = row.clone().split([heads * size, kv_heads * size, kv_heads * size], dim=1)
+                        impl.nestedfp_cos_sin = None
+                        if way == "vllm":
+                            q, k = rotary.forward_native(common.positions, q.contiguous(), k.contiguous())
+                        else:
+                            impl.nestedfp_cos_sin = rotary.cos_sin_cache.float().contiguous()
+                        if way == "apart":
+                            k = k.contiguous()
+                        q, k, v = q.view(tokens, heads, size), k.view(tokens, kv_heads, size), v.view(tokens, kv_heads, size)
+                        if way == "vllm":
+                            impl.do_kv_cache_update(layer, k, v, cache, common.slot_mapping)
+                        out = torch.empty(tokens, heads, size, dtype=dtype, device="cuda")
+                        metadata = builder.build(0, common) if way in ("ours", "apart") else self.flash(common)
+                        impl.forward(layer, q, k, v, cache, metadata, out)
+                        results.append((out.float(), cache.float()))
+                        # FP32 against 16-bit steps of the rotation, and scores of keys that differ by as much.
+                        self.assertLessEqual(float((results[-1][1] - results[0][1]).abs().max()), 8 * step)
+                        self.assertLessEqual(float((results[-1][0] - results[0][0]).abs().max()), 16 * step)
+                        if way != "vllm":
+                            changed = (cache != first).any(-1).any(-1).nonzero()  # [block, which, place]
+                            written = {(int(b) * self.BLOCK_SIZE + int(p)) for b, _, p in changed}
+                            self.assertEqual(written, set(common.slot_mapping.tolist()))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)

@@ -38,7 +38,7 @@ class Batches(unittest.TestCase):
 
 @unittest.skipUnless(HAVE_GPU, "needs vLLM and a Hopper GPU")
 class BesideFlashAttention(unittest.TestCase):
-    BLOCKS, BLOCK_SIZE = 400, 16
+    BLOCKS, BLOCK_SIZE = 800, 16
 
     def setUp(self):
         torch.manual_seed(5)

@@ -107,9 +107,11 @@ class Builder(FlashAttentionMetadataBuilder):
         call = _library.AttentionCall(
             size=ctypes.sizeof(_library.AttentionCall), query_start=common.query_start_loc.data_ptr(),
             context=common.seq_lens.data_ptr(), block_table=table.data_ptr(), table_width=table.stride(0),
-            block_size=self.block_size, kv_type=self.nestedfp_type, likely_context=min(common.max_seq_len, CAPTURED_CONTEXT),
-            independent_start=INDEPENDENT_START, workspace=workspace.data_ptr(), workspace_bytes=workspace.numel())
-        return Plan(call, decodes, sequences - decodes, prefill_tokens, (common.query_start_loc, common.seq_lens, table))
+            block_size=self.block_size, kv_type=self.nestedfp_type, independent_start=INDEPENDENT_START,
+            likely_context=min(common.max_seq_len, CAPTURED_CONTEXT), workspace=workspace.data_ptr(),
+            workspace_bytes=workspace.numel())
+        return Plan(call, decodes, sequences - decodes, prefill_tokens,
+                    (common.query_start_loc, common.seq_lens, table))
 
     def update_block_table(self, metadata: Any, blk_table: torch.Tensor, slot_mapping: torch.Tensor) -> Any:
         new = super().update_block_table(metadata, blk_table, slot_mapping)
@@ -135,8 +137,8 @@ class Impl(FlashAttentionImpl):
 
     def workspace_bytes(self, index: int, block_size: int, kv_type: int) -> int:
         call = _library.AttentionCall(size=ctypes.sizeof(_library.AttentionCall), heads=self.num_heads,
-                                      kv_heads=self.num_kv_heads, head_dim=self.head_size, block_size=block_size, kv_type=kv_type,
-                                      sequences=1)
+                                      kv_heads=self.num_kv_heads, head_dim=self.head_size, block_size=block_size,
+                                      kv_type=kv_type, sequences=1)
         needed = ctypes.c_size_t()
         _library.check(self.nestedfp_library.nfp_attention_workspace_bytes(device(index).handle, ctypes.byref(call),
                                                                            ctypes.byref(needed)))
@@ -144,7 +146,8 @@ class Impl(FlashAttentionImpl):
 
     def forward(self, layer: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                 kv_cache: torch.Tensor, attn_metadata: Any, output: torch.Tensor,
-                output_scale: torch.Tensor | None = None, output_block_scale: torch.Tensor | None = None) -> torch.Tensor:
+                output_scale: torch.Tensor | None = None,
+                output_block_scale: torch.Tensor | None = None) -> torch.Tensor:
         plan = getattr(attn_metadata, "nestedfp", None)
         if attn_metadata is None or plan is None or output_scale is not None or output_block_scale is not None:
             if attn_metadata is not None and self.nestedfp_cos_sin is not None:
@@ -227,9 +230,10 @@ def enable(config: Any) -> None:
     """In the place of FlashAttention for the model of this vLLM configuration, unless the user named a backend or a
     layout of the cache, or something else than vLLM's own layers reads it."""
     model, parallel = config.model_config, config.parallel_config
-    if (config.attention_config.backend is None and config.cache_config.cache_dtype in ("auto", str(model.dtype).removeprefix("torch.")) and not model.is_hybrid
-            and config.kv_transfer_config is None and envs.VLLM_KV_CACHE_LAYOUT is None and not envs.VLLM_BATCH_INVARIANT
-            and parallel.decode_context_parallel_size == 1
-            and getattr(parallel, "prefill_context_parallel_size", 1) == 1):
+    if (model is not None and not model.is_hybrid and config.attention_config.backend is None
+            and config.cache_config.cache_dtype in ("auto", str(model.dtype).removeprefix("torch."))
+            and config.kv_transfer_config is None and envs.VLLM_KV_CACHE_LAYOUT is None
+            and not envs.VLLM_BATCH_INVARIANT and parallel.decode_context_parallel_size == 1
+            and parallel.prefill_context_parallel_size == 1):
         register_backend(AttentionBackendEnum.FLASH_ATTN, f"{__name__}.{Backend.__name__}")
         _cached_get_attn_backend.cache_clear()

@@ -1,5 +1,5 @@
-"""Rotary embedding and the cache's update inside attention, in the layers that vLLM's Llama, Mistral and Qwen2 models are
-made of: decode steps of few sequences rotate and append in the attention kernel itself, others in one kernel before it.
+"""Rotary embedding and the cache's update inside attention, in the layers that vLLM's Llama, Mistral and Qwen2 models
+are made of: decode steps of few sequences rotate and append in the attention kernel itself, others in one kernel before it.
 
 Positions are those that a token has by its place in its sequence, which is what these models are given.
 """
@@ -14,14 +14,20 @@ from . import attention
 
 
 class PassThrough(torch.nn.Module):
+    """In the place of a rotary embedding. The table is a buffer of the model's: vLLM saves these when it sleeps."""
+
+    def __init__(self, cos_sin: torch.Tensor):
+        super().__init__()
+        self.register_buffer("cos_sin", cos_sin, persistent=False)
+
     def forward(self, positions: torch.Tensor, query: torch.Tensor,
                 key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return query, key
 
 
 def join(model: torch.nn.Module, config: Any) -> int:
-    """Lets the attention of every layer of the known forms rotate; how many do. Not with drafts, whose tokens have other
-    places, and not where vLLM runs made-up batches while it serves (data parallelism), which must not write."""
+    """Lets the attention of every layer of the known forms rotate; how many do. Not with drafts, whose tokens have
+    other places, and not where vLLM runs made-up batches while it serves (data parallelism), which must not write."""
     if config.speculative_config is not None or config.parallel_config.data_parallel_size > 1:
         return 0
     tables: dict[int, torch.Tensor] = {}  # of a rotary embedding, which layers share
@@ -34,7 +40,7 @@ def join(model: torch.nn.Module, config: Any) -> int:
             tables[id(rotary)] = rotary.cos_sin_cache.float().contiguous()
         layer.attn.impl.nestedfp_cos_sin = tables[id(rotary)]
         layer.attn.attn_backend = attention.AppendingBackend
-        layer.rotary_emb = PassThrough()
+        layer.rotary_emb = PassThrough(tables[id(rotary)])
         joined += 1
     return joined
 

@@ -147,8 +147,8 @@ class _ChoosesPrecision:
         setattr(output, ATTRIBUTE, precision)
         self.nestedfp_steps[precision] += 1
         self.nestedfp_tokens[precision] += tokens
-        with_token = {name for name in scheduled
-                      if name in self.nestedfp_targets and not self.requests[name].is_prefill_chunk}
+        with_token = {name for name in self.nestedfp_targets
+                      if name in scheduled and not self.requests[name].is_prefill_chunk}
         setattr(output, _NUMBER, self.nestedfp_clock.scheduled(precision, tokens, now_s, with_token))
         name = "fp8" if precision == FP8 else "fp16"
         self.nestedfp_counts.add(f"steps_{name}")

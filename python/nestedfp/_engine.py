@@ -62,6 +62,8 @@ class Engine:
 
     def __init__(self, model: str, options: dict[str, Any]):
         self._handle = c_void_p()
+        self._outputs = c_void_p()  # of a step, until delivered()
+        self.steps = 0
         self._process = os.getpid()
         self._lock = threading.RLock()  # of the handle: while a call is inside, nobody frees it
         self._library = library()
@@ -72,6 +74,7 @@ class Engine:
             self._handle = c_void_p()
             return
         with self._lock:
+            self.delivered()
             handle, self._handle = self._handle, c_void_p()
             if handle:
                 self._library.nfp_engine_close(handle)
@@ -130,4 +133,20 @@ class Engine:
                 self._call("nfp_engine_cancel", request.encode())
 
     def step(self) -> dict[str, Any]:
-        return self._object("nfp_engine_step")
+        """What a step made, that of the number ``steps``: the same again until delivered(). For the exception of a
+        signal's handler (KeyboardInterrupt) may come anywhere, and comes most often right behind the library's call."""
+        with self._lock:
+            if not self._outputs:
+                self.steps += 1
+                self._call("nfp_engine_step", ctypes.byref(self._outputs))
+            outputs: dict[str, Any] = json.loads(ctypes.string_at(self._outputs).decode())
+            return outputs
+
+    @property
+    def undelivered(self) -> bool:
+        return bool(self._outputs)
+
+    def delivered(self) -> None:
+        with self._lock:
+            outputs, self._outputs = self._outputs, c_void_p()
+            self._library.nfp_engine_free(outputs)

@@ -13,8 +13,8 @@ import itertools
 import operator
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -124,19 +124,20 @@ class RequestOutput:
 
 @dataclass
 class _Answer:
-    """A request of the engine, and where its tokens go. Whoever takes the engine's step leaves its pieces in ``news``;
-    only the call that made the request adds them, so that nothing changes under the hands of its caller."""
+    """A request of the engine, and where its tokens go. Whoever takes the engine's step leaves its piece in ``news``, by
+    the step's number; only the call that made the request adds it, so that nothing changes under the hands of its
+    caller."""
 
     name: str
     result: RequestOutput
     output: CompletionOutput
     detokenize: bool
     usage: dict[str, int] = field(default_factory=dict)  # so far
-    news: list[dict[str, Any]] = field(default_factory=list)
+    news: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def take(self) -> list[dict[str, Any]]:
-        taken, self.news = self.news, []
-        return taken
+        taken, self.news = self.news, {}
+        return list(taken.values())
 
     def add(self, piece: dict[str, Any]) -> None:
         result, output = self.result, self.output
@@ -262,8 +263,9 @@ class LLM:
                 if len(ids) == 1:
                     fields["logit_bias"] = [*fields.get("logit_bias", []), [ids[0], _FORBIDDEN]]
 
-    def _submit(self, prompt: Prompt, sampling: SamplingParams) -> dict[str, _Answer]:
-        """The requests of a prompt by their names, the first of them the result's."""
+    def _submit(self, prompt: Prompt, sampling: SamplingParams, made: dict[str, _Answer]) -> None:
+        """The requests of a prompt come into ``made`` by their names, the first of them the result's; each of them before
+        the engine has it, so that an exception leaves none there that nobody knows."""
         sampling._check()
         text: str | None = None
         if isinstance(prompt, dict):
@@ -279,35 +281,28 @@ class LLM:
             ids = _token_ids(prompt)
         outputs = [CompletionOutput(i, logprobs=None if sampling.logprobs is None else []) for i in range(sampling.n)]
         result = RequestOutput(str(next(self._names)), text, ids, outputs)
-        made: dict[str, _Answer] = {}
-        try:
-            for i, output in enumerate(outputs):
-                one = sampling
-                if i > 0:  # as vLLM has it: seeds that follow each other, the prompt's log-probabilities once
-                    seed = None if sampling.seed is None else sampling.seed + i
-                    one = replace(sampling, seed=seed, prompt_logprobs=None)
-                fields = one._fields()
-                self._forbid(fields, sampling.bad_words or ())
-                name = result.request_id if i == 0 else f"{result.request_id}-{i}"
-                self._engine.submit(id=name, prompt=ids, **fields)
-                made[name] = self._open[name] = _Answer(name, result, output, sampling.detokenize)
-        except BaseException:
-            self._drop(made)
-            raise
-        return made
+        for i, output in enumerate(outputs):
+            one = sampling
+            if i > 0:  # as vLLM has it: seeds that follow each other, the prompt's log-probabilities once
+                seed = None if sampling.seed is None else sampling.seed + i
+                one = replace(sampling, seed=seed, prompt_logprobs=None)
+            fields = one._fields()
+            self._forbid(fields, sampling.bad_words or ())
+            name = result.request_id if i == 0 else f"{result.request_id}-{i}"
+            made[name] = self._open[name] = _Answer(name, result, output, sampling.detokenize)
+            self._engine.submit(id=name, prompt=ids, **fields)
 
-    def _drop(self, names: Iterable[str]) -> None:
-        for name in names:
-            if self._open.pop(name, None) is not None:
+    def _settle(self) -> None:
+        """First of all under the lock: what earlier calls left to do, which an exception may have ended anywhere. Each
+        thing leaves its list once it is done, so that it is done again where an exception came between."""
+        if self._engine.undelivered:
+            self._step()
+        while self._given_up:
+            name = self._given_up[0]
+            if name in self._open:
                 self._engine.cancel(name)
-
-    @contextmanager
-    def _locked(self) -> Generator[None, None, None]:
-        self._engine.check_process()
-        with self._lock:
-            while self._given_up:
-                self._drop([self._given_up.popleft()])
-            yield
+                self._open.pop(name, None)
+            self._given_up.popleft()
 
     def _run(self, prompts: Sequence[Prompt], sampling: Sequence[SamplingParams]) -> Generator[RequestOutput, None, None]:
         """Each result as often as something was added to it. Calls that run at the same time, in threads or as
@@ -315,11 +310,15 @@ class LLM:
         mine: dict[str, _Answer] = {}
         try:
             for prompt, parameters in zip(prompts, sampling, strict=True):
-                with self._locked():
-                    mine.update(self._submit(prompt, parameters))
+                self._engine.check_process()
+                with self._lock:
+                    self._settle()
+                    self._submit(prompt, parameters, mine)
             waiting = dict(mine)
             while waiting:
-                with self._locked():
+                self._engine.check_process()
+                with self._lock:
+                    self._settle()
                     if not any(answer.news for answer in waiting.values()):
                         self._step()
                     news = [(answer, answer.take()) for answer in waiting.values() if answer.news]
@@ -337,15 +336,16 @@ class LLM:
 
     def _step(self) -> None:
         step = self._engine.step()
-        if step["idle"] and not step["outputs"]:
-            raise NestedFPError(9, "the engine has nothing left to do and requests without an end")
         for piece in step["outputs"]:
             answer = self._open.get(piece["id"])
             if answer is None:
                 continue  # of a call that was given up
-            answer.news.append(piece)
+            answer.news[self._engine.steps] = piece
             if piece.get("finish_reason") is not None:
                 del self._open[piece["id"]]
+        self._engine.delivered()
+        if step["idle"] and not step["outputs"]:
+            raise NestedFPError(9, "the engine has nothing left to do and requests without an end")
 
     @staticmethod
     def _lists(prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None

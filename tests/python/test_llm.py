@@ -377,6 +377,38 @@ class TinyModel(unittest.TestCase):
         """)
         self.assertEqual(said, ["4 4 {} []"])
 
+    def test_signals_whose_handlers_raise(self):
+        """Anywhere in a call, as KeyboardInterrupt does: other calls miss nothing, and nothing of this one is left."""
+        said = self.in_a_process("""
+            import random, signal
+
+            class Alarm(BaseException):
+                pass
+
+            def ring(*_):
+                raise Alarm
+
+            signal.signal(signal.SIGALRM, ring)
+            many = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+            expected = llm.generate([[5, 6, 7]], many)[0].outputs[0].token_ids
+            random.seed(1)
+            rung = 0
+            for _ in range(60):
+                stream = llm.stream([5, 6, 7], many)
+                next(stream)
+                for _ in range(5):
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0002, 0.003))
+                    try:
+                        while True:
+                            llm.generate([[8, 9], [9, 10]], many)
+                    except Alarm:
+                        rung += 1
+                *_, output = stream
+                assert output.outputs[0].token_ids == expected, output
+            print(rung, ask(4), llm._open, llm._engine.step()["outputs"])
+        """)
+        self.assertEqual(said, ["300 4 {} []"])
+
     def test_a_fork_has_no_model(self):
         said = self.in_a_process("""
             ask(4)

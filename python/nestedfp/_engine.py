@@ -10,7 +10,7 @@ from ctypes import POINTER, c_char_p, c_int32, c_size_t, c_void_p
 from functools import cache
 from typing import Any
 
-from ._library import NestedFPError, declare, find
+from ._library import NestedFPError, declare, file_name, find
 
 ABI_VERSION = 2
 USAGE = 6  # nfp_status
@@ -60,14 +60,14 @@ def _json(fields: dict[str, Any]) -> bytes:
 class Engine:
     """A loaded model. Steps are computed in step() only, by whoever calls it. Threads take turns, close() too."""
 
-    def __init__(self, model: str, options: dict[str, Any]):
+    def __init__(self, model: str | os.PathLike[str], options: dict[str, Any]):
         self._handle = c_void_p()
         self._outputs = c_void_p()  # of a step, until delivered()
         self.steps = 0
         self._process = os.getpid()
         self._lock = threading.RLock()  # of the handle: while a call is inside, nobody frees it
         self._library = library()
-        _check(self._library.nfp_engine_open(os.fsencode(model), _json(options), ctypes.byref(self._handle)))
+        _check(self._library.nfp_engine_open(file_name(model), _json(options), ctypes.byref(self._handle)))
 
     def close(self) -> None:
         if os.getpid() != self._process:  # the model is the parent's
@@ -112,6 +112,8 @@ class Engine:
         return self._object("nfp_engine_info")
 
     def encode(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise TypeError(f"a text is a str, not {type(text).__name__}")
         try:
             data = text.encode()
         except UnicodeEncodeError as problem:

@@ -26,6 +26,9 @@ class NestedFPError(RuntimeError):
         super().__init__(message)
         self.code = code
 
+    def __reduce__(self) -> tuple[Any, ...]:  # what a pool of processes hands on to its caller
+        return type(self), (self.code, str(self))
+
 
 class MatrixReport(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("nests", c_int32), ("nests_by_paper", c_int32), ("largest", c_float),
@@ -132,6 +135,14 @@ def find(name: str) -> str:
         raise ImportError(f"nestedfp: {path / name} is missing; install the wheel again"
                           + (" (NESTEDFP_LIBRARY_DIR is set)" if folder else ""))
     return str(path / name)
+
+
+def file_name(file: str | bytes | os.PathLike[str]) -> bytes:
+    """For C, where a zero would end it."""
+    name = os.fsencode(file)
+    if b"\0" in name:
+        raise ValueError(f"a file's name has a zero in it: {file!r}")
+    return name
 
 
 def declare(library: ctypes.CDLL, functions: Mapping[str, tuple[Any, Any]]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -24,6 +25,10 @@ from ._library import NestedFPError
 Prompt = str | Sequence[int] | dict[str, Any]
 
 _FORBIDDEN = -3e38  # a bias that no logit makes up for
+
+# Of vLLM's chat(), and here no keywords of the template: values with which they change nothing.
+_CHAT_OF_VLLM = {"lora_request": None, "chat_template": None, "chat_template_content_format": "auto",
+                 "continue_final_message": False, "mm_processor_kwargs": None, "tokenization_kwargs": None}
 
 
 @dataclass
@@ -65,6 +70,8 @@ class SamplingParams:
             raise NestedFPError(USAGE, f"n must be a whole number from 1, not {self.n!r}")
         if self.n > 1 and self.temperature == 0:
             raise NestedFPError(USAGE, f"n must be 1 where temperature is 0, not {self.n}: all answers would be one")
+        if not isinstance(self.detokenize, bool):
+            raise NestedFPError(USAGE, f"detokenize must be True or False, not {self.detokenize!r}")
         if self.stop and not self.detokenize:
             raise NestedFPError(USAGE, "stop: strings are looked for in the text, which detokenize=False leaves out")
         words = [] if self.bad_words is None else self.bad_words
@@ -220,10 +227,10 @@ class LLM:
 
     Raises NestedFPError with a message that names the file or field."""
 
-    def __init__(self, model: str, precision: str = "fp16", **options: Any):
+    def __init__(self, model: str | os.PathLike[str], precision: str = "fp16", **options: Any):
         if precision in ("fp8", "fp8-w8a8"):
             options.setdefault("fp8", precision)
-        self._engine = Engine(str(model), {"policy": precision, **options})
+        self._engine = Engine(model, {"policy": precision, **options})
         self._names = itertools.count()
         self._given_up: deque[str] = deque()  # requests that nobody waits for any more
         self._lock = threading.Lock()  # of what follows
@@ -269,6 +276,9 @@ class LLM:
         sampling._check()
         text: str | None = None
         if isinstance(prompt, dict):
+            if unknown := [str(name) for name, value in prompt.items()
+                           if name not in ("prompt", "prompt_token_ids") and value is not None]:
+                raise TypeError(f"a prompt has 'prompt', a text, or 'prompt_token_ids', not {', '.join(unknown)}")
             if "prompt_token_ids" in prompt:
                 prompt = _token_ids(prompt["prompt_token_ids"])
             elif isinstance(prompt.get("prompt"), str):
@@ -395,14 +405,19 @@ class LLM:
 
     def chat(self, messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
              sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-             use_tqdm: bool | Callable[..., Any] = True, *, tools: list[dict[str, Any]] | None = None,
-             **template: Any) -> list[RequestOutput]:
-        """Answers one conversation or several: lists of {"role", "content"}. Further keywords reach the model's chat
-        template."""
+             use_tqdm: bool | Callable[..., Any] = True, *, tools: Sequence[dict[str, Any]] | None = None,
+             chat_template_kwargs: dict[str, Any] | None = None, **template: Any) -> list[RequestOutput]:
+        """Answers one conversation or several: lists of {"role", "content"}. What is in ``chat_template_kwargs``, and
+        further keywords, reach the model's chat template: add_generation_prompt, enable_thinking."""
+        for name, nothing in _CHAT_OF_VLLM.items():
+            if (value := template.pop(name, nothing)) and value != nothing:
+                raise TypeError(f"nestedfp.LLM.chat has no {name}, which is {value!r}")
+        if not all(isinstance(tool, dict) for tool in tools or ()):
+            raise TypeError(f"tools are a list of dicts, not {str(tools)[:100]!r}")
         prompts = []
         for conversation in _conversations(messages):
-            fields = {"messages": conversation, **template}
+            fields = {**template, **(chat_template_kwargs or {}), "messages": conversation}
             if tools:
-                fields["tools"] = tools
+                fields["tools"] = list(tools)
             prompts.append(self._engine.apply_chat_template(**fields))
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)

@@ -1,6 +1,8 @@
 """nestedfp.LLM over a tiny model on the CPU, and over the demo model where NFP_DEMO_MODEL names it."""
 
 import os
+import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -150,6 +152,7 @@ class TinyModel(unittest.TestCase):
                                   (SamplingParams(max_tokens=0), "max_tokens"), (SamplingParams(top_k="3"), "top_k"),
                                   (SamplingParams(top_k=-5), "top_k"), (SamplingParams(logit_bias=[5]), "logit_bias"),
                                   (SamplingParams(logit_bias={"a": 1.0}), "logit_bias"),
+                                  (SamplingParams(seed=2**63), "seed"), (SamplingParams(detokenize=None), "detokenize"),
                                   (SamplingParams(logit_bias={1.5: 1.0}), "logit_bias")):
             with self.assertRaisesRegex(NestedFPError, field):
                 self.llm.generate([[5]], parameters)
@@ -158,6 +161,10 @@ class TinyModel(unittest.TestCase):
         self.assertEqual(len(self.llm.generate([[5]], GREEDY)), 1)  # nothing of these is left behind
         with self.assertRaisesRegex(NestedFPError, "no such file"):
             LLM("/nonexistent")
+        with self.assertRaisesRegex(ValueError, "zero in it"):
+            LLM(f"{TINY}\0else")
+        with self.assertRaisesRegex(TypeError, "os.PathLike"):
+            LLM(None)
         with self.assertRaisesRegex(NestedFPError, "'colour' is unknown"):
             LLM(TINY, colour="red")
         with self.assertRaisesRegex(NestedFPError, "precision policy 'never'"):
@@ -169,6 +176,12 @@ class TinyModel(unittest.TestCase):
         for share in (0, 5, float("nan")):
             with self.assertRaisesRegex(NestedFPError, "'gpu_memory_utilization'"):
                 LLM(TINY, device="cpu", gpu_memory_utilization=share)
+
+    def test_errors_reach_the_caller_of_a_process(self):
+        with self.assertRaisesRegex(NestedFPError, "no such file") as caught:
+            LLM("/nonexistent")
+        again = pickle.loads(pickle.dumps(caught.exception))
+        self.assertEqual((type(again), str(again), again.code), (NestedFPError, str(caught.exception), caught.exception.code))
 
     def test_errors_name_what_json_has_not(self):
         for field, value in (("temperature", float("nan")), ("top_p", float("inf")), ("logit_bias", {5: float("nan")}),
@@ -200,6 +213,11 @@ class TinyModel(unittest.TestCase):
         for prompts in (b"ab", [b"ab"], [1.5], [["a", "b"]], None, {"prompt": 5}, {"prompt_token_ids": "ab"}, {"text": "a"}):
             with self.assertRaises(TypeError, msg=repr(prompts)):
                 self.llm.generate(prompts, GREEDY)
+        with self.assertRaisesRegex(TypeError, "not multi_modal_data$"):
+            self.llm.generate({"prompt": "ab", "multi_modal_data": {"image": 5}, "cache_salt": None}, GREEDY)
+        for text in (b"ab", None, 5):
+            with self.assertRaisesRegex(TypeError, "a text is a str, not "):
+                self.llm.encode(text)
         for prompts in (None, 5, {"ab"}, (text for text in ["ab"])):
             with self.assertRaisesRegex(TypeError, "^prompts are a text, token ids or a dict, or a list of such, not "):
                 self.llm.generate(prompts, GREEDY)
@@ -267,6 +285,25 @@ class TinyModel(unittest.TestCase):
             self.llm.generate([[5]], SamplingParams(structured_outputs={"json": {}}))
         with self.assertRaisesRegex(TypeError, "logits_processors"):
             SamplingParams(logits_processors=[])
+        messages = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "b"}]
+        for name, value in (("continue_final_message", True), ("chat_template", "x"), ("lora_request", object()),
+                            ("chat_template_content_format", "openai"), ("mm_processor_kwargs", {"a": 1})):
+            with self.assertRaisesRegex(TypeError, f"chat has no {name}, which is "):
+                self.llm.chat(messages, GREEDY, **{name: value})
+        self.llm.chat(messages, GREEDY, continue_final_message=False, chat_template=None, lora_request=None,
+                      chat_template_content_format="auto", mm_processor_kwargs={})
+
+    def test_keywords_of_the_chat_template(self):
+        def prompt(**keywords):
+            return self.llm.chat([{"role": "user", "content": "ab"}], GREEDY, **keywords)[0].prompt_token_ids
+
+        bare = prompt(add_generation_prompt=False)
+        self.assertEqual(prompt()[:len(bare)], bare)
+        self.assertGreater(len(prompt()), len(bare))
+        self.assertEqual(prompt(chat_template_kwargs={"add_generation_prompt": False}), bare)
+        for wrong in ("abc", [5]):
+            with self.assertRaisesRegex(TypeError, "^tools are a list of dicts"):
+                prompt(tools=wrong)
 
     def test_progress(self):
         made = []
@@ -495,6 +532,14 @@ class Package(unittest.TestCase):
         from importlib.metadata import version
 
         self.assertEqual(done.stdout.strip(), version("nestedfp"))
+
+    def test_the_program_ends_with_a_broken_pipe(self):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with open(writer, "wb") as broken:
+            done = subprocess.run([Path(sys.executable).parent / "nestedfp", "--help"], stdout=broken,
+                                  stderr=subprocess.PIPE, text=True)
+        self.assertEqual((done.returncode, done.stderr), (-signal.SIGPIPE, ""))
 
 
 if __name__ == "__main__":

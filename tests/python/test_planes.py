@@ -71,12 +71,31 @@ class PlanesOfArrays(unittest.TestCase):
             nestedfp.nest(np.zeros((2, 2), np.float32))
         with self.assertRaisesRegex(ValueError, "matrix"):
             nestedfp.nest(np.zeros(4, np.float16))
+        with self.assertRaisesRegex(ValueError, r"shape \(\)"):
+            nestedfp.nest(np.float16(1))
+
+    def test_threads(self):
+        planes = nestedfp.nest(self.weights())
+        for call in (lambda threads: nestedfp.nest(self.weights(), threads), lambda threads: nestedfp.join(planes, threads)):
+            for threads in (-1, 1025, 2**32 + 1):
+                with self.assertRaisesRegex(ValueError, f"threads is {threads}"):
+                    call(threads)
+            for threads in (1.5, "2", None):
+                with self.assertRaisesRegex(TypeError, "threads is a whole number"):
+                    call(threads)
 
     def test_planes_that_do_not_belong_together(self):
         planes = nestedfp.nest(self.weights())
         other = nestedfp.Planes(planes.upper, planes.lower[:5], planes.exponents, "float16")
         with self.assertRaisesRegex(ValueError, "one matrix"):
             nestedfp.join(other)
+        for upper in (planes.upper[0], planes.upper[None]):
+            with self.assertRaisesRegex(ValueError, "one matrix"):
+                nestedfp.join(nestedfp.Planes(upper, planes.lower, planes.exponents, "float16"))
+        with self.assertRaisesRegex(ValueError, "not 'fp16'"):
+            nestedfp.join(nestedfp.Planes(planes.upper, planes.lower, planes.exponents, "fp16"))
+        with self.assertRaisesRegex(TypeError, "takes Planes.* not ndarray"):
+            nestedfp.join(planes.upper)
         wide = nestedfp.Planes(planes.upper.astype(np.int64), planes.lower, planes.exponents, "float16")
         with self.assertRaisesRegex(TypeError, "uint8"):
             nestedfp.join(wide)

@@ -81,6 +81,9 @@ class StepTimes(unittest.TestCase):
                                        (0, [(1, 0), (1, -2)], r"contexts\[1\] is -2")):
             with self.assertRaisesRegex(NestedFPError, message):
                 model.seconds(level, chunks)
+        for level, chunks in ((2**32, [(1, 0)]), (0, [(2**32 + 1, 0)]), (0, [(1, 2**40)])):
+            with self.assertRaisesRegex(ValueError, "within 31 bits"):
+                model.seconds(level, chunks)
         with self.assertRaisesRegex(NestedFPError, "nowhere.json"):
             StepModel(self.file.with_name("nowhere.json"))
         self.file.write_text('{"format": "another"}')

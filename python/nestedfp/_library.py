@@ -12,6 +12,7 @@ from typing import Any
 
 ABI_VERSION = 2
 
+INVALID_INPUT, UNSUPPORTED = 1, 3  # of nfp_status
 F16, BF16 = 0, 1
 JOIN_BIASED, JOIN_FREE = 0, 1
 UPPER, LOWER = 0, 1

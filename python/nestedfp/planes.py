@@ -19,7 +19,8 @@ from ._library import BF16, F16, NestedFPError
 
 
 class NotNestable(ValueError):
-    """The matrix has a row that no power of two brings under 1.75 without losing a bit; it must stay as it is."""
+    """The matrix has a row that no power of two brings under 1.75 without losing a bit, or one of BF16 that FP16 does not
+    reach; it must stay as it is."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,10 @@ def nest(weight: Any, threads: int = 0) -> Planes:
         _library.check(library.nfp_analyse(bits.ctypes.data, rows, columns, kind, threads, exponents.ctypes.data,
                                            ctypes.byref(report)))
     except NestedFPError as error:
-        raise ValueError(str(error)) from None
+        kinds = {_library.INVALID_INPUT: ValueError, _library.UNSUPPORTED: NotNestable}
+        if error.code not in kinds:
+            raise
+        raise kinds[error.code](str(error)) from None
     if not report.nests:
         raise NotNestable(report.reason.decode())
     upper, lower = np.empty((rows, columns), np.uint8), np.empty((rows, columns), np.uint8)

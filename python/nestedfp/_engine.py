@@ -74,12 +74,13 @@ class Engine:
             self._handle = c_void_p()
             return
         with self._lock:
-            self.delivered()
             handle, self._handle = self._handle, c_void_p()
             if handle:
                 self._library.nfp_engine_close(handle)
 
     def __del__(self) -> None:
+        if getattr(self, "_outputs", None):
+            self.delivered()
         if getattr(self, "_handle", None):
             self.close()
 
@@ -149,6 +150,6 @@ class Engine:
         return bool(self._outputs)
 
     def delivered(self) -> None:
-        with self._lock:
-            outputs, self._outputs = self._outputs, c_void_p()
-            self._library.nfp_engine_free(outputs)
+        """Not for close(), which a signal's handler may call while this very thread reads the outputs."""
+        outputs, self._outputs = self._outputs, c_void_p()
+        self._library.nfp_engine_free(outputs)

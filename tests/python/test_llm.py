@@ -351,7 +351,7 @@ class TinyModel(unittest.TestCase):
     def in_a_process(self, code):
         """What it prints; one that dies or hangs is a failure. It has an `llm`, and `ask(tokens)` for an answer."""
         begin = ("import gc, os, threading, time\nfrom nestedfp import LLM, NestedFPError, SamplingParams\n"
-                 f"llm = LLM({str(TINY)!r}, device='cpu', threads=1, max_model_len=128)\n"
+                 f"llm_path = {str(TINY)!r}\nllm = LLM(llm_path, device='cpu', threads=1, max_model_len=128)\n"
                  "def ask(tokens):\n    some = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)\n"
                  "    return len(llm.generate([[5, 6, 7]], some)[0].outputs[0].token_ids)\n")
         done = subprocess.run([sys.executable, "-c", begin + textwrap.dedent(code)], capture_output=True, text=True,
@@ -434,17 +434,35 @@ class TinyModel(unittest.TestCase):
                 stream = llm.stream([5, 6, 7], many)
                 next(stream)
                 for _ in range(5):
-                    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0002, 0.003))
                     try:
+                        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0002, 0.003), 1)
                         while True:
-                            llm.generate([[8, 9], [9, 10]], many)
+                            llm.generate([[8, 9], [9, 10]], many, use_tqdm=False)
                     except Alarm:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
                         rung += 1
                 *_, output = stream
                 assert output.outputs[0].token_ids == expected, output
             print(rung, ask(4), llm._open, llm._engine.step()["outputs"])
         """)
         self.assertEqual(said, ["300 4 {} []"])
+
+    def test_a_signal_handler_that_closes_the_model(self):
+        said = self.in_a_process("""
+            import signal
+
+            signal.signal(signal.SIGALRM, lambda *_: llm.close())
+            for i in range(30):
+                signal.setitimer(signal.ITIMER_REAL, 0.001 + i * 3e-5)
+                try:
+                    while True:
+                        ask(100)
+                except NestedFPError as error:
+                    assert "closed" in str(error) or "null" in str(error), error
+                llm = LLM(llm_path, device="cpu", threads=1, max_model_len=128)
+            print(ask(4))
+        """)
+        self.assertEqual(said, ["4"])
 
     def test_a_fork_has_no_model(self):
         said = self.in_a_process("""

@@ -111,7 +111,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
     finish_reason: str | None = None  # "stop", "length", "abort"
-    stop_reason: int | str | None = None
+    stop_reason: int | str | None = None  # which of SamplingParams' stop_token_ids or stop; None: the model's own end
     precisions: list[str] = field(default_factory=list)
 
 
@@ -139,6 +139,7 @@ class _Answer:
     result: RequestOutput
     output: CompletionOutput
     detokenize: bool
+    stops: list[int]  # that the caller asked for
     usage: dict[str, int] = field(default_factory=dict)  # so far
     news: dict[int, dict[str, Any]] = field(default_factory=dict)
 
@@ -161,7 +162,8 @@ class _Answer:
         if "prompt_logprobs" in piece:
             result.prompt_logprobs = [None] + [_logprobs(token) for token in piece["prompt_logprobs"][1:]]
         output.finish_reason = piece.get("finish_reason")
-        output.stop_reason = piece.get("stop_reason")
+        reason = piece.get("stop_reason")
+        output.stop_reason = reason if isinstance(reason, str) or reason in self.stops else None  # vLLM's: not the model's end
         result.finished = all(other.finish_reason is not None for other in result.outputs)
         for name, value in piece["usage"].items():
             before = result.usage.get(name, 0) - self.usage.get(name, 0)
@@ -297,9 +299,11 @@ class LLM:
                 seed = None if sampling.seed is None else sampling.seed + i
                 one = replace(sampling, seed=seed, prompt_logprobs=None)
             fields = one._fields()
-            self._forbid(fields, sampling.bad_words or ())
+            if sampling.bad_words:
+                self._forbid(fields, sampling.bad_words)
             name = result.request_id if i == 0 else f"{result.request_id}-{i}"
-            made[name] = self._open[name] = _Answer(name, result, output, sampling.detokenize)
+            made[name] = self._open[name] = _Answer(name, result, output, sampling.detokenize,
+                                                    list(sampling.stop_token_ids or ()))
             self._engine.submit(id=name, prompt=ids, **fields)
 
     def _settle(self) -> None:

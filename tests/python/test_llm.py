@@ -271,6 +271,25 @@ class TinyModel(unittest.TestCase):
             with self.assertRaisesRegex(NestedFPError, "bad_words must be a list"):
                 self.llm.generate([[5]], SamplingParams(bad_words=wrong))
 
+    def test_why_an_answer_stopped(self):
+        def answer(**parameters):
+            return self.llm.generate([[5]], SamplingParams(temperature=1, seed=1, max_tokens=4, **parameters))[0].outputs[0]
+
+        end = 2  # of the tiny models
+        word = next(i for i in range(3, 300) if "a" in self.llm.decode([i]))
+        for token, asked, expected in ((end, {}, None), (end, {"stop_token_ids": [end]}, end),
+                                       (word, {"stop_token_ids": [end, word]}, word), (word, {"stop": ["a"]}, "a")):
+            found = answer(logit_bias={token: 100}, **asked)
+            self.assertEqual((found.finish_reason, found.stop_reason, found.token_ids), ("stop", expected, [token]), asked)
+
+    def test_a_model_without_a_tokenizer(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_bytes((TINY / "config.json").read_bytes())
+            with LLM(folder, device="cpu", threads=1, dummy=True) as llm:
+                self.assertEqual(len(llm.generate([[5]], GREEDY)[0].outputs[0].token_ids), 12)
+                with self.assertRaisesRegex(NestedFPError, "has no tokenizer; give token ids"):
+                    llm.generate("ab", GREEDY)
+
     def test_ids_without_text(self):
         with_text = self.llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0]
         ids = self.llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True,

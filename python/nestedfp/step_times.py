@@ -69,6 +69,12 @@ class StepModel:
         check(self._library.nfp_step_model_seconds(self._model, level, byref(work), byref(found)))
         return found.value
 
+    def __copy__(self) -> StepModel:  # two objects of one model of C would both free it
+        return self
+
+    def __deepcopy__(self, _: object) -> StepModel:
+        return self
+
     def __del__(self) -> None:
         if getattr(self, "_model", None):
             self._library.nfp_step_model_destroy(self._model)

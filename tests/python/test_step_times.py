@@ -1,5 +1,6 @@
 """nestedfp.step_times against a machine whose step times are a formula."""
 
+import copy
 import json
 import os
 import tempfile
@@ -57,6 +58,13 @@ class StepTimes(unittest.TestCase):
         model = StepModel(self.file)
         apart = model.seconds("fp8-w8a8", [(1, 100), (256, 0)], exact_singles=True)
         self.assertAlmostEqual(apart, model.seconds("fp16", [(1, 100)]) + model.seconds("fp8-w8a8", [(256, 0)]))
+
+    def test_copies(self):
+        model = StepModel(self.file)
+        expected = model.seconds(0, [(1, 7)])
+        others = [copy.copy(model), copy.deepcopy([model])[0]]
+        del model
+        self.assertEqual([other.seconds(0, [(1, 7)]) for other in others], [expected] * 2)
 
     def test_many_threads(self):
         model = StepModel(self.file)

@@ -34,7 +34,8 @@ _CHAT_OF_VLLM = {"lora_request": None, "chat_template": None, "chat_template_con
 @dataclass
 class SamplingParams:
     """How tokens are drawn; names and defaults are vLLM's. ``precision``: "auto" (the model's policy), "exact" (FP16
-    steps only) or "fast" (FP8 whenever no other request of the step asks for more). ``bad_words`` are words of one
+    steps only) or "fast" (FP8 whenever no other request of the step asks for more; never with an LLM of precision
+    "fp16"). ``bad_words`` are words of one
     token here, and ``structured_outputs`` is what this class has not: another value than None is an error."""
 
     n: int = 1  # answers to a prompt

@@ -8,6 +8,7 @@ from pathlib import Path
 
 def main() -> None:
     program = Path(__file__).parent / "bin" / "nestedfp"
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and so by what it becomes: `nestedfp ... | head` would go on
+    # Python ignores these, and so would what it becomes: `nestedfp ... | head` would go on.
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     os.execv(program, [str(program), *sys.argv[1:]])

@@ -35,8 +35,8 @@ _CHAT_OF_VLLM = {"lora_request": None, "chat_template": None, "chat_template_con
 class SamplingParams:
     """How tokens are drawn; names and defaults are vLLM's. ``precision``: "auto" (the model's policy), "exact" (FP16
     steps only) or "fast" (FP8 whenever no other request of the step asks for more; never with an LLM of precision
-    "fp16"). ``bad_words`` are words of one
-    token here, and ``structured_outputs`` is what this class has not: another value than None is an error."""
+    "fp16"). ``bad_words`` are words of one token here, and ``structured_outputs`` is what this class has not: another
+    value than None is an error."""
 
     n: int = 1  # answers to a prompt
     temperature: float = 1.0
@@ -132,8 +132,8 @@ class RequestOutput:
 
 @dataclass
 class _Answer:
-    """A request of the engine, and where its tokens go. Whoever takes the engine's step leaves its piece in ``news``, by
-    the step's number; only the call that made the request adds it, so that nothing changes under the hands of its
+    """A request of the engine, and where its tokens go. Whoever takes the engine's step leaves its piece in ``news``,
+    by the step's number; only the call that made the request adds it, so that nothing changes under the hands of its
     caller."""
 
     name: str
@@ -163,8 +163,8 @@ class _Answer:
         if "prompt_logprobs" in piece:
             result.prompt_logprobs = [None] + [_logprobs(token) for token in piece["prompt_logprobs"][1:]]
         output.finish_reason = piece.get("finish_reason")
-        reason = piece.get("stop_reason")
-        output.stop_reason = reason if isinstance(reason, str) or reason in self.stops else None  # vLLM's: not the model's end
+        reason = piece.get("stop_reason")  # a token of the model's own ends is none for vLLM
+        output.stop_reason = reason if isinstance(reason, str) or reason in self.stops else None
         result.finished = all(other.finish_reason is not None for other in result.outputs)
         for name, value in piece["usage"].items():
             before = result.usage.get(name, 0) - self.usage.get(name, 0)
@@ -274,8 +274,8 @@ class LLM:
                     fields["logit_bias"] = [*fields.get("logit_bias", []), [ids[0], _FORBIDDEN]]
 
     def _submit(self, prompt: Prompt, sampling: SamplingParams, made: dict[str, _Answer]) -> None:
-        """The requests of a prompt come into ``made`` by their names, the first of them the result's; each of them before
-        the engine has it, so that an exception leaves none there that nobody knows."""
+        """The requests of a prompt come into ``made`` by their names, the first of them the result's; each of them
+        before the engine has it, so that an exception leaves none there that nobody knows."""
         sampling._check()
         text: str | None = None
         if isinstance(prompt, dict):

@@ -19,8 +19,8 @@ from ._library import BF16, F16, NestedFPError
 
 
 class NotNestable(ValueError):
-    """The matrix has a row that no power of two brings under 1.75 without losing a bit, or one of BF16 that FP16 does not
-    reach; it must stay as it is."""
+    """The matrix has a row that no power of two brings under 1.75 without losing a bit, or one of BF16 that FP16 does
+    not reach; it must stay as it is."""
 
 
 @dataclass(frozen=True)

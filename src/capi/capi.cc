@@ -26,7 +26,7 @@ WeightType type_of(nfp_type type) { return type == NFP_BF16 ? WeightType::kBF16 
 
 // Also padded to whole blocks (64 rows, 128 columns) its bytes are then within 63 bits.
 bool fits_memory(int64_t rows, int64_t columns) {
-  return rows > 0 && columns > 0 && rows <= INT64_MAX / (64 * 128) / columns;
+  return rows > 0 && columns > 0 && rows <= INT64_MAX / 64 / 128 / columns;
 }
 
 nfp_status check_matrix(const char* what, int64_t rows, int64_t columns, int32_t threads) {

@@ -73,7 +73,8 @@ typedef struct nfp_matrix_report {
 } nfp_matrix_report;
 
 /* Row exponents of W[rows, columns] (docs/format.md, "One row"): row r is nested as FP16(w * 2^-exponents[r]).
- * `threads` of the host share the rows; 0 = as many as the process may use. NaN, infinities: NFP_INVALID_INPUT. */
+ * `threads` of the host, up to 1024, share the rows; 0 = as many as the process may use. NaN, infinities:
+ * NFP_INVALID_INPUT; a matrix of BF16 that neither nests nor is within FP16: NFP_UNSUPPORTED. */
 NFP_API nfp_status nfp_analyse(const uint16_t* weights, int64_t rows, int64_t columns, nfp_type type, int32_t threads,
                                int8_t* exponents, nfp_matrix_report* report);
 /* The bytes, once the matrix is known to nest: upper and lower are [rows, columns]. exponents may be NULL: all 0. */
@@ -89,7 +90,7 @@ NFP_API nfp_status nfp_unnest(const uint8_t* upper, const uint8_t* lower, int64_
 typedef enum nfp_join_kind { NFP_JOIN_BIASED = 0, NFP_JOIN_FREE = 1 } nfp_join_kind;
 typedef enum nfp_plane { NFP_UPPER = 0, NFP_LOWER = 1 } nfp_plane;
 
-/* Bytes of one plane of W[n, k] on the device. */
+/* Bytes of one plane of W[n, k] on the device; 0 where n or k is not positive, or both are too large. */
 NFP_API size_t nfp_plane_bytes(int64_t n, int64_t k);
 /* On the host: bytes[n, k] as nfp_nest() gives them -> packed[nfp_plane_bytes(n, k)]. */
 NFP_API nfp_status nfp_pack(const uint8_t* bytes, int64_t n, int64_t k, nfp_plane plane, nfp_join_kind join,

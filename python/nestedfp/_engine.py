@@ -10,7 +10,7 @@ from ctypes import POINTER, c_char_p, c_int32, c_size_t, c_void_p
 from functools import cache
 from typing import Any
 
-from ._library import NestedFPError, declare, find
+from ._library import NestedFPError, declare, file_name, find
 
 ABI_VERSION = 2
 USAGE = 6  # nfp_status
@@ -60,12 +60,14 @@ def _json(fields: dict[str, Any]) -> bytes:
 class Engine:
     """A loaded model. Steps are computed in step() only, by whoever calls it. Threads take turns, close() too."""
 
-    def __init__(self, model: str, options: dict[str, Any]):
+    def __init__(self, model: str | os.PathLike[str], options: dict[str, Any]):
         self._handle = c_void_p()
+        self._outputs = c_void_p()  # of a step, until delivered()
+        self.steps = 0
         self._process = os.getpid()
         self._lock = threading.RLock()  # of the handle: while a call is inside, nobody frees it
         self._library = library()
-        _check(self._library.nfp_engine_open(os.fsencode(model), _json(options), ctypes.byref(self._handle)))
+        _check(self._library.nfp_engine_open(file_name(model), _json(options), ctypes.byref(self._handle)))
 
     def close(self) -> None:
         if os.getpid() != self._process:  # the model is the parent's
@@ -77,6 +79,8 @@ class Engine:
                 self._library.nfp_engine_close(handle)
 
     def __del__(self) -> None:
+        if getattr(self, "_outputs", None):
+            self.delivered()
         if getattr(self, "_handle", None):
             self.close()
 
@@ -109,6 +113,8 @@ class Engine:
         return self._object("nfp_engine_info")
 
     def encode(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise TypeError(f"a text is a str, not {type(text).__name__}")
         try:
             data = text.encode()
         except UnicodeEncodeError as problem:
@@ -130,4 +136,20 @@ class Engine:
                 self._call("nfp_engine_cancel", request.encode())
 
     def step(self) -> dict[str, Any]:
-        return self._object("nfp_engine_step")
+        """What a step made, that of the number ``steps``: the same again until delivered(). For the exception of a
+        signal's handler (KeyboardInterrupt) may come anywhere, and comes most often right behind the library's call."""
+        with self._lock:
+            if not self._outputs:
+                self.steps += 1
+                self._call("nfp_engine_step", ctypes.byref(self._outputs))
+            outputs: dict[str, Any] = json.loads(ctypes.string_at(self._outputs).decode())
+            return outputs
+
+    @property
+    def undelivered(self) -> bool:
+        return bool(self._outputs)
+
+    def delivered(self) -> None:
+        """Not for close(), which a signal's handler may call while this very thread reads the outputs."""
+        outputs, self._outputs = self._outputs, c_void_p()
+        self._library.nfp_engine_free(outputs)

@@ -12,6 +12,7 @@ from typing import Any
 
 ABI_VERSION = 2
 
+INVALID_INPUT, UNSUPPORTED = 1, 3  # of nfp_status
 F16, BF16 = 0, 1
 JOIN_BIASED, JOIN_FREE = 0, 1
 UPPER, LOWER = 0, 1
@@ -26,6 +27,9 @@ class NestedFPError(RuntimeError):
     def __init__(self, code: int, message: str):
         super().__init__(message)
         self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:  # what a pool of processes hands on to its caller
+        return type(self), (self.code, str(self))
 
 
 class MatrixReport(ctypes.Structure):
@@ -149,6 +153,14 @@ def find(name: str) -> str:
         raise ImportError(f"nestedfp: {path / name} is missing; install the wheel again"
                           + (" (NESTEDFP_LIBRARY_DIR is set)" if folder else ""))
     return str(path / name)
+
+
+def file_name(file: str | bytes | os.PathLike[str]) -> bytes:
+    """For C, where a zero would end it."""
+    name = os.fsencode(file)
+    if b"\0" in name:
+        raise ValueError(f"a file's name has a zero in it: {file!r}")
+    return name
 
 
 def declare(library: ctypes.CDLL, functions: Mapping[str, tuple[Any, Any]]) -> None:

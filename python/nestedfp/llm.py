@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import itertools
 import operator
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -25,12 +26,17 @@ Prompt = str | Sequence[int] | dict[str, Any]
 
 _FORBIDDEN = -3e38  # a bias that no logit makes up for
 
+# Of vLLM's chat(), and here no keywords of the template: values with which they change nothing.
+_CHAT_OF_VLLM = {"lora_request": None, "chat_template": None, "chat_template_content_format": "auto",
+                 "continue_final_message": False, "mm_processor_kwargs": None, "tokenization_kwargs": None}
+
 
 @dataclass
 class SamplingParams:
     """How tokens are drawn; names and defaults are vLLM's. ``precision``: "auto" (the model's policy), "exact" (FP16
-    steps only) or "fast" (FP8 whenever no other request of the step asks for more). ``bad_words`` are words of one
-    token here, and ``structured_outputs`` is what this class has not: another value than None is an error."""
+    steps only) or "fast" (FP8 whenever no other request of the step asks for more; never with an LLM of precision
+    "fp16"). ``bad_words`` are words of one token here, and ``structured_outputs`` is what this class has not: another
+    value than None is an error."""
 
     n: int = 1  # answers to a prompt
     temperature: float = 1.0
@@ -65,6 +71,8 @@ class SamplingParams:
             raise NestedFPError(USAGE, f"n must be a whole number from 1, not {self.n!r}")
         if self.n > 1 and self.temperature == 0:
             raise NestedFPError(USAGE, f"n must be 1 where temperature is 0, not {self.n}: all answers would be one")
+        if not isinstance(self.detokenize, bool):
+            raise NestedFPError(USAGE, f"detokenize must be True or False, not {self.detokenize!r}")
         if self.stop and not self.detokenize:
             raise NestedFPError(USAGE, "stop: strings are looked for in the text, which detokenize=False leaves out")
         words = [] if self.bad_words is None else self.bad_words
@@ -104,7 +112,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
     finish_reason: str | None = None  # "stop", "length", "abort"
-    stop_reason: int | str | None = None
+    stop_reason: int | str | None = None  # which of SamplingParams' stop_token_ids or stop; None: the model's own end
     precisions: list[str] = field(default_factory=list)
 
 
@@ -124,19 +132,21 @@ class RequestOutput:
 
 @dataclass
 class _Answer:
-    """A request of the engine, and where its tokens go. Whoever takes the engine's step leaves its pieces in ``news``;
-    only the call that made the request adds them, so that nothing changes under the hands of its caller."""
+    """A request of the engine, and where its tokens go. Whoever takes the engine's step leaves its piece in ``news``,
+    by the step's number; only the call that made the request adds it, so that nothing changes under the hands of its
+    caller."""
 
     name: str
     result: RequestOutput
     output: CompletionOutput
     detokenize: bool
+    stops: list[int]  # that the caller asked for
     usage: dict[str, int] = field(default_factory=dict)  # so far
-    news: list[dict[str, Any]] = field(default_factory=list)
+    news: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def take(self) -> list[dict[str, Any]]:
-        taken, self.news = self.news, []
-        return taken
+        taken, self.news = self.news, {}
+        return list(taken.values())
 
     def add(self, piece: dict[str, Any]) -> None:
         result, output = self.result, self.output
@@ -153,7 +163,8 @@ class _Answer:
         if "prompt_logprobs" in piece:
             result.prompt_logprobs = [None] + [_logprobs(token) for token in piece["prompt_logprobs"][1:]]
         output.finish_reason = piece.get("finish_reason")
-        output.stop_reason = piece.get("stop_reason")
+        reason = piece.get("stop_reason")  # a token of the model's own ends is none for vLLM
+        output.stop_reason = reason if isinstance(reason, str) or reason in self.stops else None
         result.finished = all(other.finish_reason is not None for other in result.outputs)
         for name, value in piece["usage"].items():
             before = result.usage.get(name, 0) - self.usage.get(name, 0)
@@ -219,10 +230,10 @@ class LLM:
 
     Raises NestedFPError with a message that names the file or field."""
 
-    def __init__(self, model: str, precision: str = "fp16", **options: Any):
+    def __init__(self, model: str | os.PathLike[str], precision: str = "fp16", **options: Any):
         if precision in ("fp8", "fp8-w8a8"):
             options.setdefault("fp8", precision)
-        self._engine = Engine(str(model), {"policy": precision, **options})
+        self._engine = Engine(model, {"policy": precision, **options})
         self._names = itertools.count()
         self._given_up: deque[str] = deque()  # requests that nobody waits for any more
         self._lock = threading.Lock()  # of what follows
@@ -262,11 +273,15 @@ class LLM:
                 if len(ids) == 1:
                     fields["logit_bias"] = [*fields.get("logit_bias", []), [ids[0], _FORBIDDEN]]
 
-    def _submit(self, prompt: Prompt, sampling: SamplingParams) -> dict[str, _Answer]:
-        """The requests of a prompt by their names, the first of them the result's."""
+    def _submit(self, prompt: Prompt, sampling: SamplingParams, made: dict[str, _Answer]) -> None:
+        """The requests of a prompt come into ``made`` by their names, the first of them the result's; each of them
+        before the engine has it, so that an exception leaves none there that nobody knows."""
         sampling._check()
         text: str | None = None
         if isinstance(prompt, dict):
+            if unknown := [str(name) for name, value in prompt.items()
+                           if name not in ("prompt", "prompt_token_ids") and value is not None]:
+                raise TypeError(f"a prompt has 'prompt', a text, or 'prompt_token_ids', not {', '.join(unknown)}")
             if "prompt_token_ids" in prompt:
                 prompt = _token_ids(prompt["prompt_token_ids"])
             elif isinstance(prompt.get("prompt"), str):
@@ -279,35 +294,30 @@ class LLM:
             ids = _token_ids(prompt)
         outputs = [CompletionOutput(i, logprobs=None if sampling.logprobs is None else []) for i in range(sampling.n)]
         result = RequestOutput(str(next(self._names)), text, ids, outputs)
-        made: dict[str, _Answer] = {}
-        try:
-            for i, output in enumerate(outputs):
-                one = sampling
-                if i > 0:  # as vLLM has it: seeds that follow each other, the prompt's log-probabilities once
-                    seed = None if sampling.seed is None else sampling.seed + i
-                    one = replace(sampling, seed=seed, prompt_logprobs=None)
-                fields = one._fields()
-                self._forbid(fields, sampling.bad_words or ())
-                name = result.request_id if i == 0 else f"{result.request_id}-{i}"
-                self._engine.submit(id=name, prompt=ids, **fields)
-                made[name] = self._open[name] = _Answer(name, result, output, sampling.detokenize)
-        except BaseException:
-            self._drop(made)
-            raise
-        return made
+        for i, output in enumerate(outputs):
+            one = sampling
+            if i > 0:  # as vLLM has it: seeds that follow each other, the prompt's log-probabilities once
+                seed = None if sampling.seed is None else sampling.seed + i
+                one = replace(sampling, seed=seed, prompt_logprobs=None)
+            fields = one._fields()
+            if sampling.bad_words:
+                self._forbid(fields, sampling.bad_words)
+            name = result.request_id if i == 0 else f"{result.request_id}-{i}"
+            made[name] = self._open[name] = _Answer(name, result, output, sampling.detokenize,
+                                                    list(sampling.stop_token_ids or ()))
+            self._engine.submit(id=name, prompt=ids, **fields)
 
-    def _drop(self, names: Iterable[str]) -> None:
-        for name in names:
-            if self._open.pop(name, None) is not None:
+    def _settle(self) -> None:
+        """First of all under the lock: what earlier calls left to do, which an exception may have ended anywhere. Each
+        thing leaves its list once it is done, so that it is done again where an exception came between."""
+        if self._engine.undelivered:
+            self._step()
+        while self._given_up:
+            name = self._given_up[0]
+            if name in self._open:
                 self._engine.cancel(name)
-
-    @contextmanager
-    def _locked(self) -> Generator[None, None, None]:
-        self._engine.check_process()
-        with self._lock:
-            while self._given_up:
-                self._drop([self._given_up.popleft()])
-            yield
+                self._open.pop(name, None)
+            self._given_up.popleft()
 
     def _run(self, prompts: Sequence[Prompt], sampling: Sequence[SamplingParams]) -> Generator[RequestOutput, None, None]:
         """Each result as often as something was added to it. Calls that run at the same time, in threads or as
@@ -315,11 +325,15 @@ class LLM:
         mine: dict[str, _Answer] = {}
         try:
             for prompt, parameters in zip(prompts, sampling, strict=True):
-                with self._locked():
-                    mine.update(self._submit(prompt, parameters))
+                self._engine.check_process()
+                with self._lock:
+                    self._settle()
+                    self._submit(prompt, parameters, mine)
             waiting = dict(mine)
             while waiting:
-                with self._locked():
+                self._engine.check_process()
+                with self._lock:
+                    self._settle()
                     if not any(answer.news for answer in waiting.values()):
                         self._step()
                     news = [(answer, answer.take()) for answer in waiting.values() if answer.news]
@@ -337,15 +351,16 @@ class LLM:
 
     def _step(self) -> None:
         step = self._engine.step()
-        if step["idle"] and not step["outputs"]:
-            raise NestedFPError(9, "the engine has nothing left to do and requests without an end")
         for piece in step["outputs"]:
             answer = self._open.get(piece["id"])
             if answer is None:
                 continue  # of a call that was given up
-            answer.news.append(piece)
+            answer.news[self._engine.steps] = piece
             if piece.get("finish_reason") is not None:
                 del self._open[piece["id"]]
+        self._engine.delivered()
+        if step["idle"] and not step["outputs"]:
+            raise NestedFPError(9, "the engine has nothing left to do and requests without an end")
 
     @staticmethod
     def _lists(prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
@@ -395,14 +410,19 @@ class LLM:
 
     def chat(self, messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
              sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-             use_tqdm: bool | Callable[..., Any] = True, *, tools: list[dict[str, Any]] | None = None,
-             **template: Any) -> list[RequestOutput]:
-        """Answers one conversation or several: lists of {"role", "content"}. Further keywords reach the model's chat
-        template."""
+             use_tqdm: bool | Callable[..., Any] = True, *, tools: Sequence[dict[str, Any]] | None = None,
+             chat_template_kwargs: dict[str, Any] | None = None, **template: Any) -> list[RequestOutput]:
+        """Answers one conversation or several: lists of {"role", "content"}. What is in ``chat_template_kwargs``, and
+        further keywords, reach the model's chat template: add_generation_prompt, enable_thinking."""
+        for name, nothing in _CHAT_OF_VLLM.items():
+            if (value := template.pop(name, nothing)) and value != nothing:
+                raise TypeError(f"nestedfp.LLM.chat has no {name}, which is {value!r}")
+        if not all(isinstance(tool, dict) for tool in tools or ()):
+            raise TypeError(f"tools are a list of dicts, not {str(tools)[:100]!r}")
         prompts = []
         for conversation in _conversations(messages):
-            fields = {"messages": conversation, **template}
+            fields = {**template, **(chat_template_kwargs or {}), "messages": conversation}
             if tools:
-                fields["tools"] = tools
+                fields["tools"] = list(tools)
             prompts.append(self._engine.apply_chat_template(**fields))
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)

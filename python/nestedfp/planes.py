@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,8 @@ from ._library import BF16, F16, NestedFPError
 
 
 class NotNestable(ValueError):
-    """The matrix has a row that no power of two brings under 1.75 without losing a bit; it must stay as it is."""
+    """The matrix has a row that no power of two brings under 1.75 without losing a bit, or one of BF16 that FP16 does
+    not reach; it must stay as it is."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,18 @@ def _bits(weight: Any) -> tuple[np.ndarray, str]:
         raise TypeError(f"nestedfp.nest takes float16 and bfloat16, not {array.dtype}")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))  # of a file of another machine
-    return np.ascontiguousarray(array).view(np.uint16), array.dtype.name
+    return np.asarray(array, order="C").view(np.uint16), array.dtype.name
+
+
+def _thread_count(threads: Any) -> int:
+    """ctypes would cut a larger number."""
+    try:
+        count = operator.index(threads)
+    except TypeError:
+        raise TypeError(f"threads is a whole number, not {threads!r}") from None
+    if not 0 <= count <= 1024:
+        raise ValueError(f"threads is {count}, must be 0 to 1024")
+    return count
 
 
 def nest(weight: Any, threads: int = 0) -> Planes:
@@ -95,6 +108,7 @@ def nest(weight: Any, threads: int = 0) -> Planes:
 
     Raises NotNestable for a matrix that must stay dense, ValueError for NaN and infinities."""
     bits, dtype = _bits(weight)
+    threads = _thread_count(threads)
     if bits.ndim != 2 or bits.size == 0:
         raise ValueError(f"nestedfp.nest takes a matrix, not an array of shape {tuple(bits.shape)}")
     library = _library.library()
@@ -106,7 +120,10 @@ def nest(weight: Any, threads: int = 0) -> Planes:
         _library.check(library.nfp_analyse(bits.ctypes.data, rows, columns, kind, threads, exponents.ctypes.data,
                                            ctypes.byref(report)))
     except NestedFPError as error:
-        raise ValueError(str(error)) from None
+        kinds = {_library.INVALID_INPUT: ValueError, _library.UNSUPPORTED: NotNestable}
+        if error.code not in kinds:
+            raise
+        raise kinds[error.code](str(error)) from None
     if not report.nests:
         raise NotNestable(report.reason.decode())
     upper, lower = np.empty((rows, columns), np.uint8), np.empty((rows, columns), np.uint8)
@@ -118,13 +135,18 @@ def nest(weight: Any, threads: int = 0) -> Planes:
 def join(planes: Planes, threads: int = 0) -> Any:
     """The matrix again: bit for bit where ``planes.inexact`` is 0. A torch tensor where the planes are; BF16 without
     torch needs the ml_dtypes package."""
-    upper, lower = np.ascontiguousarray(_to_numpy(planes.upper)), np.ascontiguousarray(_to_numpy(planes.lower))
-    exponents = np.ascontiguousarray(_to_numpy(planes.exponents))
-    rows, columns = upper.shape
-    if lower.shape != upper.shape or exponents.shape != (rows,):
+    if not isinstance(planes, Planes):
+        raise TypeError(f"nestedfp.join takes Planes, as nestedfp.nest makes them, not {type(planes).__name__}")
+    if planes.dtype not in ("float16", "bfloat16"):
+        raise ValueError(f"dtype of the planes is 'float16' or 'bfloat16', not {planes.dtype!r}")
+    threads = _thread_count(threads)
+    upper, lower, exponents = (np.asarray(_to_numpy(part), order="C")
+                               for part in (planes.upper, planes.lower, planes.exponents))
+    if upper.ndim != 2 or lower.shape != upper.shape or exponents.shape != upper.shape[:1]:
         raise ValueError(f"upper {upper.shape}, lower {lower.shape} and exponents {exponents.shape} are not of one matrix")
     if upper.dtype != np.uint8 or lower.dtype != np.uint8 or exponents.dtype != np.int8:
         raise TypeError(f"upper and lower are uint8 and exponents int8, not {upper.dtype}, {lower.dtype}, {exponents.dtype}")
+    rows, columns = upper.shape
     bits = np.empty((rows, columns), np.uint16)
     kind = BF16 if planes.dtype == "bfloat16" else F16
     _library.check(_library.library().nfp_unnest(upper.ctypes.data, lower.ctypes.data, rows, columns, kind,

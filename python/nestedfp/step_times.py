@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+from array import array
 from collections.abc import Iterable
-from ctypes import byref, c_double, c_int32, c_void_p
+from ctypes import byref, c_double, c_void_p
 from dataclasses import dataclass
 
-from ._library import FP8, StepWork, check, library
+from ._library import FP8, StepWork, check, file_name, library
 from ._library import StepLevel as LevelFields
 
 __all__ = ["StepLevel", "StepModel"]
@@ -38,7 +39,7 @@ class StepModel:
         """Errors of the file are NestedFPError and name it and the field."""
         self._library = library()
         self._model = c_void_p()
-        check(self._library.nfp_step_model_load(os.fsencode(file), byref(self._model)))
+        check(self._library.nfp_step_model_load(file_name(file), byref(self._model)))
         self.levels: tuple[StepLevel, ...] = tuple(
             self._level(i) for i in range(self._library.nfp_step_model_levels(self._model)))
 
@@ -57,14 +58,22 @@ class StepModel:
                 raise ValueError(f"level {level!r}: the table has {', '.join(names)}")
             level = names.index(level)
         rows = list(chunks)
-        count = len(rows)
-        tokens = (c_int32 * count)(*(row[0] for row in rows))
-        contexts = (c_int32 * count)(*(row[1] for row in rows))
-        work = StepWork(ctypes.sizeof(StepWork), count, int(exact_singles), ctypes.addressof(tokens),
-                        ctypes.addressof(contexts))
+        try:  # ctypes would cut what is larger
+            (level,), tokens, contexts = (array("i", numbers) for numbers in
+                                          ([level], [row[0] for row in rows], [row[1] for row in rows]))
+        except OverflowError as error:
+            raise ValueError(f"level and chunks have to be within 31 bits: {error}") from None
+        work = StepWork(ctypes.sizeof(StepWork), len(rows), int(exact_singles), tokens.buffer_info()[0],
+                        contexts.buffer_info()[0])
         found = c_double()
         check(self._library.nfp_step_model_seconds(self._model, level, byref(work), byref(found)))
         return found.value
+
+    def __copy__(self) -> StepModel:  # two objects of one model of C would both free it
+        return self
+
+    def __deepcopy__(self, _: object) -> StepModel:
+        return self
 
     def __del__(self) -> None:
         if getattr(self, "_model", None):

@@ -1,4 +1,5 @@
 // What needs no device: numbers, layout, policies.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -23,24 +24,43 @@ int thread_count(int32_t threads) {
 
 WeightType type_of(nfp_type type) { return type == NFP_BF16 ? WeightType::kBF16 : WeightType::kF16; }
 
-nfp_status check_matrix(const char* what, int64_t rows, int64_t columns) {
-  NFP_CAPI_REQUIRE(rows > 0 && columns > 0 && rows <= INT64_MAX / 4 / columns, "{}: rows and columns must be positive",
-                   what);
+// Also padded to whole blocks (64 rows, 128 columns) its bytes are then within 63 bits.
+bool fits_memory(int64_t rows, int64_t columns) {
+  return rows > 0 && columns > 0 && rows <= INT64_MAX / 64 / 128 / columns;
+}
+
+nfp_status check_matrix(const char* what, int64_t rows, int64_t columns, int32_t threads) {
+  constexpr int32_t kMostThreads = 1024;
+  NFP_CAPI_REQUIRE(fits_memory(rows, columns),
+                   "{}: the matrix is [{}, {}]; rows and columns must be positive, and all of it within memory", what,
+                   rows, columns);
+  NFP_CAPI_REQUIRE(threads >= 0 && threads <= kMostThreads, "{}: threads is {}, must be 0 to {}", what, threads,
+                   kMostThreads);
+  return NFP_OK;
+}
+
+nfp_status check_type(const char* what, const nfp_type& type) {
+  NFP_CAPI_REQUIRE(is_one_of(type, 2), "{}: type is unknown", what);
   return NFP_OK;
 }
 
 }  // namespace
 
 nfp_status fail(nfp_status code, std::string message) {
+  std::replace(message.begin(), message.end(), '\n', ' ');  // one line, whatever a caller's text has in it
   last_error = std::move(message);
   return code;
 }
 
 }  // namespace nfp::capi
 
+using nfp::capi::check_matrix;
+using nfp::capi::check_type;
 using nfp::capi::complete;
 using nfp::capi::fail;
+using nfp::capi::fits_memory;
 using nfp::capi::guarded;
+using nfp::capi::is_one_of;
 
 struct nfp_policy {
   std::unique_ptr<nfp::PrecisionPolicy> policy;
@@ -87,7 +107,8 @@ nfp_status nfp_join(const uint8_t* upper, const uint8_t* lower, size_t count, ui
 nfp_status nfp_analyse(const uint16_t* weights, int64_t rows, int64_t columns, nfp_type type, int32_t threads,
                        int8_t* exponents, nfp_matrix_report* report) {
   return guarded([&]() -> nfp_status {
-    if (const auto bad = nfp::capi::check_matrix("nfp_analyse", rows, columns); bad != NFP_OK) return bad;
+    if (const auto bad = check_matrix("nfp_analyse", rows, columns, threads); bad != NFP_OK) return bad;
+    if (const auto bad = check_type("nfp_analyse", type); bad != NFP_OK) return bad;
     NFP_CAPI_REQUIRE(weights != nullptr && exponents != nullptr && complete(report),
                      "nfp_analyse: a pointer is null, or report->size is not sizeof(nfp_matrix_report)");
     nfp::MatrixSource source;
@@ -125,7 +146,8 @@ nfp_status nfp_analyse(const uint16_t* weights, int64_t rows, int64_t columns, n
 nfp_status nfp_nest(const uint16_t* weights, int64_t rows, int64_t columns, nfp_type type, const int8_t* exponents,
                     int32_t threads, uint8_t* upper, uint8_t* lower) {
   return guarded([&]() -> nfp_status {
-    if (const auto bad = nfp::capi::check_matrix("nfp_nest", rows, columns); bad != NFP_OK) return bad;
+    if (const auto bad = check_matrix("nfp_nest", rows, columns, threads); bad != NFP_OK) return bad;
+    if (const auto bad = check_type("nfp_nest", type); bad != NFP_OK) return bad;
     NFP_CAPI_REQUIRE(weights != nullptr && upper != nullptr && lower != nullptr, "nfp_nest: a pointer is null");
     nfp::ThreadPool pool(nfp::capi::thread_count(threads));
     std::vector<int64_t> too_large(static_cast<size_t>(pool.size()), rows);
@@ -153,7 +175,8 @@ nfp_status nfp_nest(const uint16_t* weights, int64_t rows, int64_t columns, nfp_
 nfp_status nfp_unnest(const uint8_t* upper, const uint8_t* lower, int64_t rows, int64_t columns, nfp_type type,
                       const int8_t* exponents, int32_t threads, uint16_t* weights) {
   return guarded([&]() -> nfp_status {
-    if (const auto bad = nfp::capi::check_matrix("nfp_unnest", rows, columns); bad != NFP_OK) return bad;
+    if (const auto bad = check_matrix("nfp_unnest", rows, columns, threads); bad != NFP_OK) return bad;
+    if (const auto bad = check_type("nfp_unnest", type); bad != NFP_OK) return bad;
     NFP_CAPI_REQUIRE(weights != nullptr && upper != nullptr && lower != nullptr, "nfp_unnest: a pointer is null");
     nfp::ThreadPool pool(nfp::capi::thread_count(threads));
     pool.parallel_for(rows, 1, [&](nfp::Range range) {
@@ -172,15 +195,17 @@ nfp_status nfp_unnest(const uint8_t* upper, const uint8_t* lower, int64_t rows, 
   });
 }
 
-size_t nfp_plane_bytes(int64_t n, int64_t k) { return n > 0 && k > 0 ? nfp::cuda::PlaneShape{n, k}.bytes() : 0; }
+size_t nfp_plane_bytes(int64_t n, int64_t k) { return fits_memory(n, k) ? nfp::cuda::PlaneShape{n, k}.bytes() : 0; }
 size_t nfp_expert_bytes(int64_t n, int64_t k) { return 2 * nfp_plane_bytes(n, k); }
-int64_t nfp_e4m3_row_bytes(int64_t k) { return k > 0 ? nfp::cuda::PlaneShape{0, k}.padded_k() : 0; }
+int64_t nfp_e4m3_row_bytes(int64_t k) { return fits_memory(1, k) ? nfp::cuda::PlaneShape{0, k}.padded_k() : 0; }
 
 nfp_status nfp_pack(const uint8_t* bytes, int64_t n, int64_t k, nfp_plane plane, nfp_join_kind join, int32_t threads,
                     uint8_t* packed) {
   return guarded([&]() -> nfp_status {
-    if (const auto bad = nfp::capi::check_matrix("nfp_pack", n, k); bad != NFP_OK) return bad;
+    if (const auto bad = check_matrix("nfp_pack", n, k, threads); bad != NFP_OK) return bad;
     NFP_CAPI_REQUIRE(bytes != nullptr && packed != nullptr, "nfp_pack: a pointer is null");
+    NFP_CAPI_REQUIRE(is_one_of(plane, 2), "nfp_pack: plane is unknown");
+    NFP_CAPI_REQUIRE(is_one_of(join, 2), "nfp_pack: join is unknown");
     using namespace nfp::cuda;
     const PlaneShape shape{n, k};
     const Plane which = plane == NFP_LOWER ? Plane::kLower : Plane::kUpper;

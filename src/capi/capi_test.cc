@@ -1,6 +1,7 @@
 // The C interface as other programs see it: through the shared library, with nothing but its header.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -160,6 +161,53 @@ TEST(CApi, WrongArgumentsAreRefusedByName) {
   EXPECT_EQ(nfp_pack(nullptr, 0, 2, NFP_UPPER, NFP_JOIN_FREE, 1, nullptr), NFP_USAGE);
   EXPECT_NE(std::string(nfp_last_error()).find("nfp_pack"), std::string::npos);
   EXPECT_EQ(nfp_policy_create(nullptr, nullptr), NFP_USAGE);
+
+  const auto refused = [](nfp_status status, const std::string& what) {
+    EXPECT_EQ(status, NFP_USAGE) << what;
+    EXPECT_NE(std::string(nfp_last_error()).find(what), std::string::npos) << nfp_last_error();
+  };
+  std::array<uint16_t, 4> weights{};
+  std::array<uint8_t, 4> upper{}, lower{};
+  std::array<int8_t, 2> exponents{};
+  for (const int wrong : {-1, 2}) {
+    const auto type = static_cast<nfp_type>(wrong);
+    refused(nfp_analyse(weights.data(), 2, 2, type, 1, exponents.data(), &report), "nfp_analyse: type is unknown");
+    refused(nfp_nest(weights.data(), 2, 2, type, nullptr, 1, upper.data(), lower.data()), "nfp_nest: type is unknown");
+    refused(nfp_unnest(upper.data(), lower.data(), 2, 2, type, nullptr, 1, weights.data()),
+            "nfp_unnest: type is unknown");
+    std::vector<uint8_t> packed(nfp_plane_bytes(2, 2));
+    refused(nfp_pack(upper.data(), 2, 2, static_cast<nfp_plane>(wrong), NFP_JOIN_FREE, 1, packed.data()),
+            "nfp_pack: plane is unknown");
+    refused(nfp_pack(upper.data(), 2, 2, NFP_UPPER, static_cast<nfp_join_kind>(wrong), 1, packed.data()),
+            "nfp_pack: join is unknown");
+  }
+  for (const int threads : {-1, 1025, INT32_MAX}) {
+    refused(nfp_nest(weights.data(), 2, 2, NFP_F16, nullptr, threads, upper.data(), lower.data()),
+            "threads is " + std::to_string(threads));
+  }
+  refused(nfp_nest(weights.data(), -2, 2, NFP_F16, nullptr, 1, upper.data(), lower.data()),
+          "nfp_nest: the matrix is [-2, 2]");
+}
+
+TEST(CApi, SizesThatOverflow) {
+  constexpr int64_t kMost = INT64_MAX, kHalf = int64_t{1} << 32;
+  uint16_t weight = 0;
+  uint8_t upper = 0, lower = 0;
+  for (const auto& [n, k] :
+       {std::pair{kMost, kMost}, {kMost, int64_t{1}}, {int64_t{1}, kMost}, {kHalf + 64, kHalf + 128}}) {
+    EXPECT_EQ(nfp_plane_bytes(n, k), 0U) << n << " " << k;
+    EXPECT_EQ(nfp_expert_bytes(n, k), 0U) << n << " " << k;
+    EXPECT_EQ(nfp_nest(&weight, n, k, NFP_F16, nullptr, 1, &upper, &lower), NFP_USAGE);
+    EXPECT_EQ(nfp_pack(&upper, n, k, NFP_UPPER, NFP_JOIN_FREE, 1, &lower), NFP_USAGE);
+  }
+  EXPECT_EQ(nfp_e4m3_row_bytes(kMost), 0);
+  EXPECT_EQ(nfp_plane_bytes(-1, -1), 0U);
+}
+
+TEST(CApi, MessagesAreOneLine) {
+  nfp_policy* policy = nullptr;
+  EXPECT_EQ(nfp_policy_create("threshold:1\n", &policy), NFP_USAGE);
+  EXPECT_EQ(std::string(nfp_last_error()).find('\n'), std::string::npos) << nfp_last_error();
 }
 
 // What is wrong with a call is said before a GPU is needed.

@@ -21,7 +21,8 @@ class Fields {
   template <typename T>
   void integer(std::string_view name, T& into, int64_t least, int64_t most) {
     readers_[std::string(name)] = [&into, least, most, name](const Json& value) -> Status {
-      const bool fits = value.is_number_integer() && value >= least && value <= most;
+      const bool fits = value.is_number_integer() && value >= least && value <= most &&
+                        !(value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{INT64_MAX});
       if (!fits) return bad(name, fmt::format("must be a whole number from {} to {}", least, most));
       into = static_cast<T>(value.get<int64_t>());
       return ok_status();

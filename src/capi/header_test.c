@@ -1,5 +1,6 @@
-/* include/nestedfp.h and nestedfp_torch.h are C. */
+/* The headers of include/ are C. */
 #include "nestedfp.h"
+#include "nestedfp_engine.h"
 #include "nestedfp_torch.h"
 
 int nfp_header_in_c(void);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -48,6 +49,16 @@ std::optional<T> completed(const T* value, size_t least) {
   T whole{};
   std::memcpy(&whole, value, std::min(value->size, sizeof(T)));
   return whole;
+}
+
+// Whether a caller's enumerator is one of 0 .. count - 1. C lets it be any number, C++ does not: its bytes are looked
+// at.
+template <typename E>
+bool is_one_of(const E& value, uint32_t count) {
+  uint32_t number = 0;
+  static_assert(sizeof(number) == sizeof(value));
+  std::memcpy(&number, &value, sizeof(number));
+  return number < count;
 }
 
 }  // namespace nfp::capi

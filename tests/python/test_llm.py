@@ -1,6 +1,8 @@
 """nestedfp.LLM over a tiny model on the CPU, and over the demo model where NFP_DEMO_MODEL names it."""
 
 import os
+import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -150,6 +152,7 @@ class TinyModel(unittest.TestCase):
                                   (SamplingParams(max_tokens=0), "max_tokens"), (SamplingParams(top_k="3"), "top_k"),
                                   (SamplingParams(top_k=-5), "top_k"), (SamplingParams(logit_bias=[5]), "logit_bias"),
                                   (SamplingParams(logit_bias={"a": 1.0}), "logit_bias"),
+                                  (SamplingParams(seed=2**63), "seed"), (SamplingParams(detokenize=None), "detokenize"),
                                   (SamplingParams(logit_bias={1.5: 1.0}), "logit_bias")):
             with self.assertRaisesRegex(NestedFPError, field):
                 self.llm.generate([[5]], parameters)
@@ -158,6 +161,10 @@ class TinyModel(unittest.TestCase):
         self.assertEqual(len(self.llm.generate([[5]], GREEDY)), 1)  # nothing of these is left behind
         with self.assertRaisesRegex(NestedFPError, "no such file"):
             LLM("/nonexistent")
+        with self.assertRaisesRegex(ValueError, "zero in it"):
+            LLM(f"{TINY}\0else")
+        with self.assertRaisesRegex(TypeError, "os.PathLike"):
+            LLM(None)
         with self.assertRaisesRegex(NestedFPError, "'colour' is unknown"):
             LLM(TINY, colour="red")
         with self.assertRaisesRegex(NestedFPError, "precision policy 'never'"):
@@ -169,6 +176,12 @@ class TinyModel(unittest.TestCase):
         for share in (0, 5, float("nan")):
             with self.assertRaisesRegex(NestedFPError, "'gpu_memory_utilization'"):
                 LLM(TINY, device="cpu", gpu_memory_utilization=share)
+
+    def test_errors_reach_the_caller_of_a_process(self):
+        with self.assertRaisesRegex(NestedFPError, "no such file") as caught:
+            LLM("/nonexistent")
+        again = pickle.loads(pickle.dumps(caught.exception))
+        self.assertEqual((type(again), str(again), again.code), (NestedFPError, str(caught.exception), caught.exception.code))
 
     def test_errors_name_what_json_has_not(self):
         for field, value in (("temperature", float("nan")), ("top_p", float("inf")), ("logit_bias", {5: float("nan")}),
@@ -200,6 +213,11 @@ class TinyModel(unittest.TestCase):
         for prompts in (b"ab", [b"ab"], [1.5], [["a", "b"]], None, {"prompt": 5}, {"prompt_token_ids": "ab"}, {"text": "a"}):
             with self.assertRaises(TypeError, msg=repr(prompts)):
                 self.llm.generate(prompts, GREEDY)
+        with self.assertRaisesRegex(TypeError, "not multi_modal_data$"):
+            self.llm.generate({"prompt": "ab", "multi_modal_data": {"image": 5}, "cache_salt": None}, GREEDY)
+        for text in (b"ab", None, 5):
+            with self.assertRaisesRegex(TypeError, "a text is a str, not "):
+                self.llm.encode(text)
         for prompts in (None, 5, {"ab"}, (text for text in ["ab"])):
             with self.assertRaisesRegex(TypeError, "^prompts are a text, token ids or a dict, or a list of such, not "):
                 self.llm.generate(prompts, GREEDY)
@@ -253,6 +271,25 @@ class TinyModel(unittest.TestCase):
             with self.assertRaisesRegex(NestedFPError, "bad_words must be a list"):
                 self.llm.generate([[5]], SamplingParams(bad_words=wrong))
 
+    def test_why_an_answer_stopped(self):
+        def answer(**parameters):
+            return self.llm.generate([[5]], SamplingParams(temperature=1, seed=1, max_tokens=4, **parameters))[0].outputs[0]
+
+        end = 2  # of the tiny models
+        word = next(i for i in range(3, 300) if "a" in self.llm.decode([i]))
+        for token, asked, expected in ((end, {}, None), (end, {"stop_token_ids": [end]}, end),
+                                       (word, {"stop_token_ids": [end, word]}, word), (word, {"stop": ["a"]}, "a")):
+            found = answer(logit_bias={token: 100}, **asked)
+            self.assertEqual((found.finish_reason, found.stop_reason, found.token_ids), ("stop", expected, [token]), asked)
+
+    def test_a_model_without_a_tokenizer(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_bytes((TINY / "config.json").read_bytes())
+            with LLM(folder, device="cpu", threads=1, dummy=True) as llm:
+                self.assertEqual(len(llm.generate([[5]], GREEDY)[0].outputs[0].token_ids), 12)
+                with self.assertRaisesRegex(NestedFPError, "has no tokenizer; give token ids"):
+                    llm.generate("ab", GREEDY)
+
     def test_ids_without_text(self):
         with_text = self.llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0]
         ids = self.llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True,
@@ -267,6 +304,25 @@ class TinyModel(unittest.TestCase):
             self.llm.generate([[5]], SamplingParams(structured_outputs={"json": {}}))
         with self.assertRaisesRegex(TypeError, "logits_processors"):
             SamplingParams(logits_processors=[])
+        messages = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "b"}]
+        for name, value in (("continue_final_message", True), ("chat_template", "x"), ("lora_request", object()),
+                            ("chat_template_content_format", "openai"), ("mm_processor_kwargs", {"a": 1})):
+            with self.assertRaisesRegex(TypeError, f"chat has no {name}, which is "):
+                self.llm.chat(messages, GREEDY, **{name: value})
+        self.llm.chat(messages, GREEDY, continue_final_message=False, chat_template=None, lora_request=None,
+                      chat_template_content_format="auto", mm_processor_kwargs={})
+
+    def test_keywords_of_the_chat_template(self):
+        def prompt(**keywords):
+            return self.llm.chat([{"role": "user", "content": "ab"}], GREEDY, **keywords)[0].prompt_token_ids
+
+        bare = prompt(add_generation_prompt=False)
+        self.assertEqual(prompt()[:len(bare)], bare)
+        self.assertGreater(len(prompt()), len(bare))
+        self.assertEqual(prompt(chat_template_kwargs={"add_generation_prompt": False}), bare)
+        for wrong in ("abc", [5]):
+            with self.assertRaisesRegex(TypeError, "^tools are a list of dicts"):
+                prompt(tools=wrong)
 
     def test_progress(self):
         made = []
@@ -314,7 +370,7 @@ class TinyModel(unittest.TestCase):
     def in_a_process(self, code):
         """What it prints; one that dies or hangs is a failure. It has an `llm`, and `ask(tokens)` for an answer."""
         begin = ("import gc, os, threading, time\nfrom nestedfp import LLM, NestedFPError, SamplingParams\n"
-                 f"llm = LLM({str(TINY)!r}, device='cpu', threads=1, max_model_len=128)\n"
+                 f"llm_path = {str(TINY)!r}\nllm = LLM(llm_path, device='cpu', threads=1, max_model_len=128)\n"
                  "def ask(tokens):\n    some = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)\n"
                  "    return len(llm.generate([[5, 6, 7]], some)[0].outputs[0].token_ids)\n")
         done = subprocess.run([sys.executable, "-c", begin + textwrap.dedent(code)], capture_output=True, text=True,
@@ -376,6 +432,56 @@ class TinyModel(unittest.TestCase):
             print(ask(4), ask(4), llm._open, llm._engine.step()["outputs"])
         """)
         self.assertEqual(said, ["4 4 {} []"])
+
+    def test_signals_whose_handlers_raise(self):
+        """Anywhere in a call, as KeyboardInterrupt does: other calls miss nothing, and nothing of this one is left."""
+        said = self.in_a_process("""
+            import random, signal
+
+            class Alarm(BaseException):
+                pass
+
+            def ring(*_):
+                raise Alarm
+
+            signal.signal(signal.SIGALRM, ring)
+            many = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+            expected = llm.generate([[5, 6, 7]], many)[0].outputs[0].token_ids
+            random.seed(1)
+            rung = 0
+            for _ in range(60):
+                stream = llm.stream([5, 6, 7], many)
+                next(stream)
+                for _ in range(5):
+                    try:
+                        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0002, 0.003), 1)
+                        while True:
+                            llm.generate([[8, 9], [9, 10]], many, use_tqdm=False)
+                    except Alarm:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                        rung += 1
+                *_, output = stream
+                assert output.outputs[0].token_ids == expected, output
+            print(rung, ask(4), llm._open, llm._engine.step()["outputs"])
+        """)
+        self.assertEqual(said, ["300 4 {} []"])
+
+    def test_a_signal_handler_that_closes_the_model(self):
+        said = self.in_a_process("""
+            import signal
+
+            signal.signal(signal.SIGALRM, lambda *_: llm.close())
+            for i in range(30):
+                signal.setitimer(signal.ITIMER_REAL, 0.001 + i * 3e-5)
+                try:
+                    while True:
+                        ask(100)
+                except NestedFPError as error:
+                    assert "closed" in str(error) or "null" in str(error), error
+                llm = LLM(llm_path, device="cpu", threads=1, max_model_len=128)
+            print(ask(4))
+        """)
+        self.assertEqual(said, ["4"])
 
     def test_a_fork_has_no_model(self):
         said = self.in_a_process("""
@@ -463,6 +569,14 @@ class Package(unittest.TestCase):
         from importlib.metadata import version
 
         self.assertEqual(done.stdout.strip(), version("nestedfp"))
+
+    def test_the_program_ends_with_a_broken_pipe(self):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with open(writer, "wb") as broken:
+            done = subprocess.run([Path(sys.executable).parent / "nestedfp", "--help"], stdout=broken,
+                                  stderr=subprocess.PIPE, text=True)
+        self.assertEqual((done.returncode, done.stderr), (-signal.SIGPIPE, ""))
 
 
 if __name__ == "__main__":

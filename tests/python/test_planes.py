@@ -1,9 +1,16 @@
 """nestedfp.nest and join on NumPy arrays (and torch tensors where torch is there)."""
 
 import unittest
+from unittest.mock import patch
 
 import nestedfp
 import numpy as np
+from nestedfp import _library
+
+try:
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None
 
 try:
     import torch
@@ -71,15 +78,54 @@ class PlanesOfArrays(unittest.TestCase):
             nestedfp.nest(np.zeros((2, 2), np.float32))
         with self.assertRaisesRegex(ValueError, "matrix"):
             nestedfp.nest(np.zeros(4, np.float16))
+        with self.assertRaisesRegex(ValueError, r"shape \(\)"):
+            nestedfp.nest(np.float16(1))
+
+    def test_threads(self):
+        planes = nestedfp.nest(self.weights())
+        for call in (lambda threads: nestedfp.nest(self.weights(), threads), lambda threads: nestedfp.join(planes, threads)):
+            for threads in (-1, 1025, 2**32 + 1):
+                with self.assertRaisesRegex(ValueError, f"threads is {threads}"):
+                    call(threads)
+            for threads in (1.5, "2", None):
+                with self.assertRaisesRegex(TypeError, "threads is a whole number"):
+                    call(threads)
 
     def test_planes_that_do_not_belong_together(self):
         planes = nestedfp.nest(self.weights())
         other = nestedfp.Planes(planes.upper, planes.lower[:5], planes.exponents, "float16")
         with self.assertRaisesRegex(ValueError, "one matrix"):
             nestedfp.join(other)
+        for upper in (planes.upper[0], planes.upper[None]):
+            with self.assertRaisesRegex(ValueError, "one matrix"):
+                nestedfp.join(nestedfp.Planes(upper, planes.lower, planes.exponents, "float16"))
+        with self.assertRaisesRegex(ValueError, "not 'fp16'"):
+            nestedfp.join(nestedfp.Planes(planes.upper, planes.lower, planes.exponents, "fp16"))
+        with self.assertRaisesRegex(TypeError, "takes Planes.* not ndarray"):
+            nestedfp.join(planes.upper)
         wide = nestedfp.Planes(planes.upper.astype(np.int64), planes.lower, planes.exponents, "float16")
         with self.assertRaisesRegex(TypeError, "uint8"):
             nestedfp.join(wide)
+
+    @unittest.skipUnless(ml_dtypes, "ml_dtypes is not installed")
+    def test_bf16_arrays(self):
+        weight = self.weights().astype(ml_dtypes.bfloat16)
+        planes = nestedfp.nest(weight)
+        self.assertEqual((planes.dtype, planes.inexact), ("bfloat16", 0))
+        np.testing.assert_array_equal(bits(nestedfp.join(planes)), bits(weight))
+
+    def test_bf16_that_fp16_does_not_reach(self):
+        weight = self.weights().astype(np.float32)
+        weight[2, 1] = 1e30
+        halves = (weight.view(np.uint32) >> 16).astype(np.uint16)
+        with patch.object(nestedfp.planes, "_bits", return_value=(halves, "bfloat16")):
+            with self.assertRaisesRegex(nestedfp.NotNestable, "row 2, column 1"):
+                nestedfp.nest(halves)
+
+    def test_an_error_that_is_not_the_matrixs(self):
+        with patch.object(_library, "check", side_effect=nestedfp.NestedFPError(5, "out of memory")):
+            with self.assertRaisesRegex(nestedfp.NestedFPError, "out of memory"):
+                nestedfp.nest(self.weights())
 
     @unittest.skipUnless(torch, "torch is not installed")
     def test_torch(self):

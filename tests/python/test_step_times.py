@@ -1,5 +1,6 @@
 """nestedfp.step_times against a machine whose step times are a formula."""
 
+import copy
 import json
 import os
 import tempfile
@@ -58,6 +59,13 @@ class StepTimes(unittest.TestCase):
         apart = model.seconds("fp8-w8a8", [(1, 100), (256, 0)], exact_singles=True)
         self.assertAlmostEqual(apart, model.seconds("fp16", [(1, 100)]) + model.seconds("fp8-w8a8", [(256, 0)]))
 
+    def test_copies(self):
+        model = StepModel(self.file)
+        expected = model.seconds(0, [(1, 7)])
+        others = [copy.copy(model), copy.deepcopy([model])[0]]
+        del model
+        self.assertEqual([other.seconds(0, [(1, 7)]) for other in others], [expected] * 2)
+
     def test_many_threads(self):
         model = StepModel(self.file)
         expected, found = model.seconds(0, [(64, 0), (1, 7)]), []
@@ -80,6 +88,9 @@ class StepTimes(unittest.TestCase):
                                        (0, [(0, 5)], r"tokens\[0\] is 0"),
                                        (0, [(1, 0), (1, -2)], r"contexts\[1\] is -2")):
             with self.assertRaisesRegex(NestedFPError, message):
+                model.seconds(level, chunks)
+        for level, chunks in ((2**32, [(1, 0)]), (0, [(2**32 + 1, 0)]), (0, [(1, 2**40)])):
+            with self.assertRaisesRegex(ValueError, "within 31 bits"):
                 model.seconds(level, chunks)
         with self.assertRaisesRegex(NestedFPError, "nowhere.json"):
             StepModel(self.file.with_name("nowhere.json"))

@@ -314,7 +314,8 @@ void read_experts(Fields& fields, const FamilyDefaults& defaults, const ModelCon
 
 // Fields that change what attention sees in some model of another family, and that no model here computes.
 void refuse_other_attention(Fields& fields) {
-  if (!fields.boolean("is_causal", true)) fields.fail("is_causal", "is false; tokens see earlier ones only");
+  const bool causal = fields.null_or("is_causal", 0, 1) != 0;  // transformers takes a null for false
+  if (!fields.boolean("is_causal", causal)) fields.fail("is_causal", "is not true; tokens see earlier ones only");
   if (fields.boolean("use_bidirectional_attention", false)) {
     fields.fail("use_bidirectional_attention", "is true; tokens see earlier ones only");
   }

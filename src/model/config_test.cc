@@ -635,6 +635,7 @@ TEST(Config, AttentionThatNoFamilyComputesIsRefusedInEveryFamily) {
        {std::pair{"LlamaForCausalLM", "llama"}, {"GemmaForCausalLM", "gemma"}, {"Qwen3ForCausalLM", "qwen3"}}) {
     for (const auto& [field, wrong, right] : std::vector<std::tuple<const char*, Json, Json>>{
              {"is_causal", false, true},
+             {"is_causal", nullptr, true},
              {"use_bidirectional_attention", true, false},
              {"attention_chunk_size", 8192, nullptr},
              {"layer_types", {"full_attention", "chunked_attention"}, {"full_attention", "full_attention"}}}) {

@@ -286,6 +286,9 @@ Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& default
   } else if (kind == "yarn") {
     rope.scaling.kind = RopeScaling::Kind::kYarn;
     read_yarn(scaling, rope.scaling);
+    // Those who add it for long texts leave max_position_embeddings as it was (Qwen2.5's and Qwen3's model cards).
+    const double extended = static_cast<double>(rope.scaling.original_context) * rope.scaling.factor;
+    config.max_context = std::max(config.max_context, static_cast<int32_t>(std::min(extended, 0x1p30)));
   } else if (kind == "longrope") {
     rope.scaling.kind = RopeScaling::Kind::kLongrope;
     read_longrope(scaling, rope.scaling, config);

@@ -257,6 +257,7 @@ TEST(Config, Yarn) {
   const RopeScaling& rope = config->rope.scaling;
   EXPECT_EQ(rope.kind, RopeScaling::Kind::kYarn);
   EXPECT_EQ(rope.original_context, 32768);
+  EXPECT_EQ(config->max_context, 131072);
   EXPECT_FLOAT_EQ(rope.attention_factor, 0.1f * std::log(4.0f) + 1.0f);
   Json beside = json;
   beside["rope_scaling"].erase("original_max_position_embeddings");
@@ -264,6 +265,9 @@ TEST(Config, Yarn) {
   EXPECT_EQ(parse(beside)->rope.scaling.original_context, 16384);
   beside["rope_scaling"]["original_max_position_embeddings"] = 32768;  // what is beside the object goes first
   EXPECT_EQ(parse(beside)->rope.scaling.original_context, 16384);
+  Json whole = json;  // as where the configuration has the longer context itself
+  whole["max_position_embeddings"] = 1 << 20;
+  EXPECT_EQ(parse(whole)->max_context, 1 << 20);
   json["rope_scaling"]["mscale"] = 2.0;
   json["rope_scaling"]["mscale_all_dim"] = 1.0;
   EXPECT_FLOAT_EQ(parse(json)->rope.scaling.attention_factor,

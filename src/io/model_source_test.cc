@@ -128,7 +128,9 @@ TEST_F(Source, FilesThatAreMissingOrUnreadableAreNamed) {
   std::filesystem::create_directories(path("m"));
   EXPECT_NE(failure(path("m")).find("config.json"), std::string::npos);
   ASSERT_TRUE(write_file(path("m/config.json"), testing::kTinyConfig).ok());
-  EXPECT_NE(failure(path("m")).find("model.safetensors"), std::string::npos);
+  EXPECT_NE(failure(path("m")).find("model.safetensors: is missing"), std::string::npos);
+  ASSERT_TRUE(write_file(path("m/pytorch_model.bin"), "x").ok());
+  EXPECT_NE(failure(path("m")).find("has its weights in pytorch_model.bin, which is not read"), std::string::npos);
   ASSERT_TRUE(write_file(path("m/config.json"), R"({"nestedfp": 3})").ok());
   EXPECT_NE(failure(path("m")).find("nestedfp"), std::string::npos);
   ASSERT_TRUE(write_file(path("m/config.json"), R"({"nestedfp")").ok());

@@ -10,6 +10,23 @@
 #include "io/tensor_name.h"
 
 namespace nfp {
+namespace {
+
+// The error where there are no weights, or what lies in their place.
+Error other_weights(const std::string& directory, Error missing) {
+  std::error_code code;
+  for (const char* name :
+       {"pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.safetensors", "adapter_model.safetensors"}) {
+    if (missing.code != ErrorCode::kNotFound || !std::filesystem::exists(directory + "/" + name, code)) continue;
+    return error(ErrorCode::kUnsupported,
+                 "{}: has its weights in {}, which is not read; save the whole model with transformers, which writes "
+                 "model.safetensors",
+                 directory, name);
+  }
+  return missing;
+}
+
+}  // namespace
 
 Result<ShardSet> ShardSet::open(const std::string& directory, const std::string& prefix) {
   ShardSet set;
@@ -17,7 +34,7 @@ Result<ShardSet> ShardSet::open(const std::string& directory, const std::string&
   std::error_code code;
   const std::string single = directory + "/" + prefix + ".safetensors";
   if (std::filesystem::exists(single, code) || !std::filesystem::exists(index_path, code)) {
-    NFP_RETURN_IF_ERROR(set.add(single, nullptr));
+    if (Status added = set.add(single, nullptr); !added.ok()) return other_weights(directory, std::move(added).error());
     return set;
   }
   NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(index_path));

@@ -44,8 +44,10 @@ Result<std::optional<std::string>> text_model_config(std::string_view config_jso
   }
   config["architectures"] = {known->text_architecture};
   config["model_type"] = known->text_model_type;
-  for (const char* field : {"bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype", "dtype",
-                            "tie_word_embeddings", "quantization_config"}) {
+  // The whole model's head is tied or not; transformers 5 writes text_config's own default beside that.
+  if (root.contains("tie_word_embeddings")) config["tie_word_embeddings"] = root["tie_word_embeddings"];
+  for (const char* field :
+       {"bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype", "dtype", "quantization_config"}) {
     if (root.contains(field) && !config.contains(field)) config[field] = root[field];
   }
   return std::optional(config.dump(2, ' ', false, Json::error_handler_t::replace));

@@ -29,6 +29,12 @@ TEST(TextModel, ItsConfigurationIsTextConfigWithWhatIsSaidBesideIt) {
   EXPECT_EQ(config["eos_token_id"], Json({1, 106}));
   EXPECT_EQ(config["torch_dtype"], "bfloat16");
   EXPECT_FALSE(config.contains("vision_config"));
+  EXPECT_FALSE(config.contains("tie_word_embeddings"));
+  // As transformers 5 writes a model whose head is its own: text_config has its class's default.
+  Json untied = Json::parse(kMultimodal);
+  untied["tie_word_embeddings"] = false;
+  untied["text_config"]["tie_word_embeddings"] = true;
+  EXPECT_EQ(Json::parse(**text_model_config(untied.dump(), "config.json"))["tie_word_embeddings"], false);
   const auto none = text_model_config(testing::kTinyConfig, "config.json");
   ASSERT_TRUE(none.ok());
   EXPECT_FALSE(none->has_value());

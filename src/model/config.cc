@@ -168,12 +168,10 @@ Result<Json> parse_object(std::string_view text, const std::string& name) {
 void read_llama3(Fields& fields, RopeScaling& rope) {
   rope.low_freq_factor = fields.number("low_freq_factor", std::nullopt, 1e-3, 1e6);
   rope.high_freq_factor = fields.number("high_freq_factor", std::nullopt, 1e-3, 1e6);
-  rope.original_context = fields.integer("original_max_position_embeddings", std::nullopt, 1, 1 << 30);
   if (rope.high_freq_factor <= rope.low_freq_factor) fields.fail("high_freq_factor", "must be above low_freq_factor");
 }
 
-void read_yarn(Fields& fields, RopeScaling& rope, int32_t original_context) {
-  rope.original_context = fields.integer("original_max_position_embeddings", original_context, 1, 1 << 30);
+void read_yarn(Fields& fields, RopeScaling& rope) {
   rope.beta_fast = fields.number("beta_fast", 32.0f, 1e-3, 1e6);
   rope.beta_slow = fields.number("beta_slow", 1.0f, 1e-3, 1e6);
   rope.truncate = fields.boolean("truncate", true);
@@ -189,8 +187,7 @@ void read_yarn(Fields& fields, RopeScaling& rope, int32_t original_context) {
   rope.attention_factor = fields.number("attention_factor", implied, 1e-3, 1e3);
 }
 
-void read_longrope(Fields& fields, RopeScaling& rope, const ModelConfig& config, int32_t original_context) {
-  rope.original_context = fields.integer("original_max_position_embeddings", original_context, 2, 1 << 30);
+void read_longrope(Fields& fields, RopeScaling& rope, const ModelConfig& config) {
   for (const char* field : {"short_mscale", "long_mscale"}) {
     if (fields.has(field)) fields.fail(field, "is not supported; attention_factor holds for both sets of factors");
   }
@@ -268,9 +265,18 @@ Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& default
   if (rope.dim % 2 != 0 || rope.dim < 2) {
     scaling.fail("partial_rotary_factor", fmt::format("makes {} features of a head rotate; it must be even", rope.dim));
   }
-  const std::string kind = scaling.text("rope_type", scaling.text("type", "default"));
+  std::string kind = scaling.text("rope_type", scaling.text("type", "default"));
+  if (defaults.has_su_scaling && kind == "su") kind = "longrope";
   if (kind == "linear" || kind == "llama3" || kind == "yarn") {
     rope.scaling.factor = scaling.number("factor", std::nullopt, 1e-3, 1e6);
+  }
+  if (kind == "llama3" || kind == "yarn" || kind == "longrope") {
+    // As in transformers: what stands beside the object, or the family's, goes before what is in it.
+    const char* original = "original_max_position_embeddings";
+    const int32_t least = kind == "longrope" ? 2 : 1;
+    rope.scaling.original_context = fields.has(original) || defaults.original_context > 0
+                                        ? fields.integer(original, defaults.original_context, least, 1 << 30)
+                                        : scaling.integer(original, config.max_context, least, 1 << 30);
   }
   if (kind == "linear") {
     rope.scaling.kind = RopeScaling::Kind::kLinear;
@@ -279,14 +285,13 @@ Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& default
     read_llama3(scaling, rope.scaling);
   } else if (kind == "yarn") {
     rope.scaling.kind = RopeScaling::Kind::kYarn;
-    // transformers 5 reads it beside the object too.
-    const int32_t original = fields.integer("original_max_position_embeddings", config.max_context, 1, 1 << 30);
-    read_yarn(scaling, rope.scaling, original);
+    read_yarn(scaling, rope.scaling);
+    // Those who add it for long texts leave max_position_embeddings as it was (Qwen2.5's and Qwen3's model cards).
+    const double extended = static_cast<double>(rope.scaling.original_context) * rope.scaling.factor;
+    config.max_context = std::max(config.max_context, static_cast<int32_t>(std::min(extended, 0x1p30)));
   } else if (kind == "longrope") {
     rope.scaling.kind = RopeScaling::Kind::kLongrope;
-    const int32_t otherwise = defaults.original_context > 0 ? defaults.original_context : config.max_context;
-    const int32_t original = fields.integer("original_max_position_embeddings", otherwise, 2, 1 << 30);
-    read_longrope(scaling, rope.scaling, config, original);
+    read_longrope(scaling, rope.scaling, config);
   } else if (kind != "default") {
     scaling.fail("rope_type", fmt::format("is '{}'; supported are default, linear, llama3, yarn and longrope", kind));
   }
@@ -312,7 +317,8 @@ void read_experts(Fields& fields, const FamilyDefaults& defaults, const ModelCon
 
 // Fields that change what attention sees in some model of another family, and that no model here computes.
 void refuse_other_attention(Fields& fields) {
-  if (!fields.boolean("is_causal", true)) fields.fail("is_causal", "is false; tokens see earlier ones only");
+  const bool causal = fields.null_or("is_causal", 0, 1) != 0;  // transformers takes a null for false
+  if (!fields.boolean("is_causal", causal)) fields.fail("is_causal", "is not true; tokens see earlier ones only");
   if (fields.boolean("use_bidirectional_attention", false)) {
     fields.fail("use_bidirectional_attention", "is true; tokens see earlier ones only");
   }
@@ -349,14 +355,13 @@ void read_sizes(Fields& fields, const FamilyDefaults& defaults, ModelConfig& con
   if (fields.status().ok() && config.head_dim % 2 != 0) {
     fields.fail("head_dim", fmt::format("is {}; it must be even", config.head_dim));
   }
-  if (const std::string act =
-          fields.text("hidden_activation", fields.text("hidden_act", std::string(defaults.activation)));
-      act == "silu") {
+  const char* field = fields.has("hidden_activation") ? "hidden_activation" : "hidden_act";
+  if (const std::string act = fields.text(field, std::string(defaults.activation)); act == "silu") {
     config.activation = Activation::kSilu;
   } else if (act == "gelu_pytorch_tanh") {
     config.activation = Activation::kGeluTanh;
   } else {
-    fields.fail("hidden_act", fmt::format("is '{}'; supported are silu and gelu_pytorch_tanh", act));
+    fields.fail(field, fmt::format("is '{}'; supported are silu and gelu_pytorch_tanh", act));
   }
 }
 

@@ -55,6 +55,9 @@ TEST(Config, ReadsHeadDimScalingBiasAndIds) {
   EXPECT_TRUE(config->qkv_bias);
   EXPECT_TRUE(config->tied_embeddings);
   EXPECT_EQ(config->rope.scaling.kind, RopeScaling::Kind::kLlama3);
+  EXPECT_EQ(config->rope.scaling.original_context, 8192);
+  json["rope_scaling"].erase("original_max_position_embeddings");
+  EXPECT_EQ(parse(json)->rope.scaling.original_context, 1024);  // max_position_embeddings
   EXPECT_EQ(config->eos_ids.size(), 2u);
   ASSERT_TRUE(apply_generation_config(R"({"eos_token_id": [7, 9]})", "g", *config).ok());
   EXPECT_EQ(config->eos_ids, (std::vector<int32_t>{2, 7, 9}));
@@ -254,11 +257,17 @@ TEST(Config, Yarn) {
   const RopeScaling& rope = config->rope.scaling;
   EXPECT_EQ(rope.kind, RopeScaling::Kind::kYarn);
   EXPECT_EQ(rope.original_context, 32768);
+  EXPECT_EQ(config->max_context, 131072);
   EXPECT_FLOAT_EQ(rope.attention_factor, 0.1f * std::log(4.0f) + 1.0f);
   Json beside = json;
   beside["rope_scaling"].erase("original_max_position_embeddings");
   beside["original_max_position_embeddings"] = 16384;
   EXPECT_EQ(parse(beside)->rope.scaling.original_context, 16384);
+  beside["rope_scaling"]["original_max_position_embeddings"] = 32768;  // what is beside the object goes first
+  EXPECT_EQ(parse(beside)->rope.scaling.original_context, 16384);
+  Json whole = json;  // as where the configuration has the longer context itself
+  whole["max_position_embeddings"] = 1 << 20;
+  EXPECT_EQ(parse(whole)->max_context, 1 << 20);
   json["rope_scaling"]["mscale"] = 2.0;
   json["rope_scaling"]["mscale_all_dim"] = 1.0;
   EXPECT_FLOAT_EQ(parse(json)->rope.scaling.attention_factor,
@@ -307,9 +316,14 @@ TEST(Config, Phi3RotatesAPartAndHasLongrope) {
   Json left_out = json;
   left_out.erase("original_max_position_embeddings");
   EXPECT_EQ(parse(left_out)->rope.scaling.original_context, 4096);
+  left_out["rope_scaling"]["original_max_position_embeddings"] = 64;  // transformers' Phi3Config does not look there
+  EXPECT_EQ(parse(left_out)->rope.scaling.original_context, 4096);
   left_out["rope_scaling"]["factor"] = 8.0;  // in place of the contexts' ratio
   EXPECT_FLOAT_EQ(parse(left_out)->rope.scaling.attention_factor,
                   static_cast<float>(std::sqrt(1 + std::log(8.0) / std::log(4096.0))));
+  Json first = json;  // as the first Phi-3-mini-128k had it
+  first["rope_scaling"]["type"] = "su";
+  EXPECT_EQ(parse(first)->rope.scaling.kind, RopeScaling::Kind::kLongrope);
   json["partial_rotary_factor"] = 0.7;  // 11 features
   EXPECT_NE(parse(json).error().message.find("partial_rotary_factor"), std::string::npos);
   Json llama = good();
@@ -341,7 +355,9 @@ TEST(Config, Gemma) {
   EXPECT_FALSE(config->qk_norm || config->qkv_bias);
   EXPECT_EQ(config->windows, std::vector<int32_t>(7, 0));
   json["hidden_act"] = "gelu";
-  EXPECT_NE(parse(json).error().message.find("hidden_act"), std::string::npos);
+  EXPECT_NE(parse(json).error().message.find("'hidden_act'"), std::string::npos);
+  json["hidden_activation"] = "relu";
+  EXPECT_NE(parse(json).error().message.find("'hidden_activation' is 'relu'"), std::string::npos);
 }
 
 TEST(Config, Gemma2) {
@@ -373,6 +389,8 @@ TEST(Config, Gemma3HasTwoRopes) {
   EXPECT_EQ(config->windows, (std::vector<int32_t>{100, 100, 100, 100, 100, 0, 100}));
   EXPECT_TRUE(config->qk_norm);
   EXPECT_EQ(config->attention_cap + config->logit_cap, 0.0f);
+  json["attn_logit_softcapping"] = 50.0;  // which transformers does not compute here
+  EXPECT_EQ(parse(json)->attention_cap, 0.0f);
   // As transformers 5 writes it.
   json["rope_parameters"] = {{"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 2e6}}},
                              {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 3e4}}}};
@@ -621,6 +639,7 @@ TEST(Config, AttentionThatNoFamilyComputesIsRefusedInEveryFamily) {
        {std::pair{"LlamaForCausalLM", "llama"}, {"GemmaForCausalLM", "gemma"}, {"Qwen3ForCausalLM", "qwen3"}}) {
     for (const auto& [field, wrong, right] : std::vector<std::tuple<const char*, Json, Json>>{
              {"is_causal", false, true},
+             {"is_causal", nullptr, true},
              {"use_bidirectional_attention", true, false},
              {"attention_chunk_size", 8192, nullptr},
              {"layer_types", {"full_attention", "chunked_attention"}, {"full_attention", "full_attention"}}}) {

@@ -90,6 +90,7 @@ Status AddedTokens::split(std::string_view text, bool normalized, bool parse_spe
     }
     if (token.lstrip) begin = std::max(begin - trailing_white_space(text.substr(0, begin)), done);
     if (token.rstrip) end += leading_white_space(text.substr(end));
+    if (end <= begin) continue;  // all of it is white space that the token before it took
     if (begin > done) parts.push_back({-1, done, begin});
     parts.push_back({token.id, begin, end});
     done = end;

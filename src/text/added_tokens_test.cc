@@ -62,6 +62,10 @@ TEST(AddedTokens, WhiteSpaceAround) {
   tokens[1].lstrip = true;
   EXPECT_EQ(split(tokens, "a \n<m> \xC2\xA0 b"), (Strings{"a", "1: \n<m> \xC2\xA0 ", "b"}));
   EXPECT_EQ(split(tokens, "<m>  <n>"), (Strings{"1:<m>  ", "2:<n>"}));  // the first takes the spaces
+  tokens.push_back(token(3, "  "));
+  tokens[2].lstrip = true;
+  EXPECT_EQ(split(tokens, "a    b"), (Strings{"a", "3:  ", "3:  ", "b"}));
+  EXPECT_EQ(split(tokens, "<m>    b"), (Strings{"1:<m>    ", "b"}));  // also those of another token
 }
 
 TEST(AddedTokens, NormalizedTokensAreLookedForAfterwards) {

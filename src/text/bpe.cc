@@ -118,6 +118,12 @@ void Bpe::rehash(size_t slots) {
 
 bool Bpe::may_cut_before(std::string_view mark) const {
   if (options_.byte_level || options_.ignore_merges || vocabulary_.find(mark) == Vocabulary::kNone) return false;
+  // Characters without a token or an unknown one vanish, and what is around them may be merged.
+  const auto none = [](int32_t id) { return id == Vocabulary::kNone; };
+  if (none(options_.unk) &&
+      (!options_.byte_fallback || std::any_of(std::begin(fallback_ids_), std::end(fallback_ids_), none))) {
+    return false;
+  }
   for (const Pair& pair : pairs_) {
     if (pair.key == kNoKey) continue;
     const std::string_view text = vocabulary_.text(pair.id);

@@ -150,10 +150,16 @@ TEST(Bpe, MergesFromScores) {
 }
 
 TEST(Bpe, KnowsWhetherATextMayBeCut) {
-  EXPECT_TRUE(build({{"a", "_", "_a", "__"}, {{"_", "a"}, {"_", "_"}}}).may_cut_before("_"));
-  EXPECT_FALSE(build({{"a", "_", "a_"}, {{"a", "_"}}}).may_cut_before("_"));
-  EXPECT_FALSE(build({{"a", "_", "_a", "_a_"}, {{"_", "a"}, {"_a", "_"}}}).may_cut_before("_"));
-  EXPECT_FALSE(build({{"a"}, {}}).may_cut_before("_"));
+  const BpeOptions unknown = {.unk = 0};
+  const Model model{{"a", "_", "_a", "__"}, {{"_", "a"}, {"_", "_"}}};
+  EXPECT_TRUE(build(model, unknown).may_cut_before("_"));
+  EXPECT_FALSE(build({{"a", "_", "a_"}, {{"a", "_"}}}, unknown).may_cut_before("_"));
+  EXPECT_FALSE(build({{"a", "_", "_a", "_a_"}, {{"_", "a"}, {"_a", "_"}}}, unknown).may_cut_before("_"));
+  EXPECT_FALSE(build({{"a"}, {}}, unknown).may_cut_before("_"));
+  // An x that has no token at all leaves "_" and "_", which are merged.
+  EXPECT_EQ(encode(build(model), "_x_"), Strings{"__"});
+  EXPECT_FALSE(build(model).may_cut_before("_"));
+  EXPECT_FALSE(build(model, {.byte_fallback = true}).may_cut_before("_"));  // without tokens of bytes
 }
 
 TEST(Vocabulary, FindsWhatWasAdded) {

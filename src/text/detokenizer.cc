@@ -27,8 +27,8 @@ std::string StreamingDetokenizer::append(int32_t id) {
   if (at_start_) {
     const Tokenizer::LeadingSpace rule = tokenizer_->leading_space();
     if (rule == Tokenizer::LeadingSpace::kDropOne && bytes.starts_with(' ')) pending_.erase(begin, 1);
-    if (rule == Tokenizer::LeadingSpace::kDropFirstToken && !is_fallback) std::erase(pending_, ' ');
-    at_start_ = false;
+    if (rule == Tokenizer::LeadingSpace::kDropFirstToken) pending_ = tokenizer_->first_token_bytes(id);
+    at_start_ = rule == Tokenizer::LeadingSpace::kDropOne && bytes.empty();
   }
   flush_complete(out);
   return out;

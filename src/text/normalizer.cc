@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "text/utf8.h"
 
@@ -54,15 +55,17 @@ Result<std::string> replace_all(std::string_view text, const Normalizer::Replace
       NFP_RETURN_IF_ERROR(put(hit, hit + step.from.size()));
     }
   } else {
-    for (size_t from = 0; from <= text.size();) {
+    // An empty match is replaced too ("^", "$"), but for one right after a match, as Oniguruma's find_iter has it.
+    std::optional<size_t> last_end;
+    for (size_t from = 0; !text.empty() && from <= text.size();) {
       NFP_ASSIGN_OR_RETURN(const RegexSearch::Match match, search.next(step.pattern[0], text, from));
       if (!match.found) break;
-      if (match.end > match.begin) {
-        NFP_RETURN_IF_ERROR(put(match.begin, match.end));
-        from = match.end;
-      } else {  // an empty match replaces nothing
-        if (match.end == text.size()) break;
-        from = match.end + utf8_length(text[match.end]);
+      const bool is_empty = match.begin == match.end;
+      if (!is_empty || last_end != match.end) NFP_RETURN_IF_ERROR(put(match.begin, match.end));
+      last_end = from = match.end;
+      if (is_empty) {
+        if (from == text.size()) break;
+        from += utf8_length(text[from]);
       }
     }
   }

@@ -62,6 +62,15 @@ TEST(Normalizer, Steps) {
   ASSERT_TRUE(digits.ok());
   pattern.add(Normalizer::Replace{"", {*digits}, "#"});
   EXPECT_EQ(apply(pattern, "a12b3"), "a#b#");
+  for (const auto& [regex, expected] :
+       {std::pair{"^", "#baab"}, {"$", "baab#"}, {"a*", "#b#b#"}, {"(?=b)", "#baa#b"}}) {
+    auto empty = Regex::compile(regex);
+    ASSERT_TRUE(empty.ok());
+    Normalizer inserts;
+    inserts.add(Normalizer::Replace{"", {*empty}, "#"});
+    EXPECT_EQ(apply(inserts, "baab"), expected) << regex;
+    EXPECT_EQ(apply(inserts, ""), "") << regex;
+  }
 
   Normalizer strip;
   strip.add(Normalizer::Strip{true, false});

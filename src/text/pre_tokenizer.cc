@@ -14,8 +14,8 @@ struct Range {
   size_t end;
 };
 
-// Matches and the gaps between them, in order, as part(begin, end, is_match) -> Status. An empty match cuts, but is no
-// part; one right after a match does not count. (So it is with Oniguruma's find_iter.)
+// Matches and the gaps between them, in order, as part(begin, end, is_match) -> Status. An empty match cuts too, and
+// counts where parts are joined; one right after a match is none. (So it is with Oniguruma's find_iter.)
 template <typename Part>
 Status each_part(const Regex& pattern, std::string_view text, RegexSearch& search, Part&& part) {
   size_t done = 0;
@@ -27,7 +27,7 @@ Status each_part(const Regex& pattern, std::string_view text, RegexSearch& searc
     const bool is_empty = match.begin == match.end;
     if (!is_empty || last_end != match.end) {
       if (match.begin > done) NFP_RETURN_IF_ERROR(part(done, match.begin, false));
-      if (!is_empty) NFP_RETURN_IF_ERROR(part(match.begin, match.end, true));
+      NFP_RETURN_IF_ERROR(part(match.begin, match.end, true));
       done = match.end;
       last_end = match.end;
     }

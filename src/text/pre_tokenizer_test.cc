@@ -54,6 +54,11 @@ TEST(PreTokenizer, SplitBehaviors) {
 
 TEST(PreTokenizer, EmptyMatchesCutBetweenCharacters) {
   EXPECT_EQ(pieces(split("x*", SplitBehavior::kIsolated), "a\xC3\xA9xxb"), (Strings{"a", "\xC3\xA9", "xx", "b"}));
+  const auto joined = [](SplitBehavior behavior, bool invert) {
+    return pieces(split("x*", behavior, invert), "abxxcd");
+  };
+  EXPECT_EQ(joined(SplitBehavior::kContiguous, false), (Strings{"a", "b", "xx", "c", "d"}));
+  EXPECT_EQ(joined(SplitBehavior::kContiguous, true), (Strings{"a", "b", "xx", "c", "d"}));
 }
 
 TEST(PreTokenizer, StagesFollowEachOther) {

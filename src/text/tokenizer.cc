@@ -188,7 +188,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
     }
     if (!run.empty()) end_run();
     if (first && decoder.leading_space == LeadingSpace::kDropFirstToken) {
-      std::copy_if(bytes.begin(), bytes.end(), std::back_inserter(out), [](char c) { return c != ' '; });
+      out += first_token_bytes(id);
     } else {
       out += bytes;
     }
@@ -240,6 +240,14 @@ std::optional<uint8_t> Tokenizer::fallback_byte(int32_t id) const {
 }
 
 Tokenizer::LeadingSpace Tokenizer::leading_space() const { return parts_->spec.decoder.leading_space; }
+
+std::string Tokenizer::first_token_bytes(int32_t id) const {
+  // The Metaspace decoder stands alone: its mark is all that it replaces.
+  const std::string& mark = parts_->spec.decoder.replaces.front().first;
+  std::string text(id_to_token(id).value_or(std::string_view()));
+  for (size_t at = 0; (at = text.find(mark, at)) != std::string::npos;) text.erase(at, mark.size());
+  return text;
+}
 
 namespace text {
 

@@ -92,9 +92,11 @@ class Tokenizer {
   enum class LeadingSpace {
     kKeep,
     kDropOne,         // from the text
-    kDropFirstToken,  // all spaces of the first token
+    kDropFirstToken,  // all marks of spaces in the first token
   };
   LeadingSpace leading_space() const;
+  // The bytes that a token adds at the beginning of a text where kDropFirstToken holds.
+  std::string first_token_bytes(int32_t id) const;
 
   // What the loaders put together (tokenizer_parts.h).
   struct Parts;

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "text/detokenizer.h"
 #include "text/testing/small_tokenizers.h"
 
 namespace nfp {
@@ -250,6 +251,21 @@ TEST(Tokenizer, DecoderReplacesInOrder) {
   ASSERT_NE(tokenizer, nullptr);
   EXPECT_EQ(tokenizer->token_bytes(*tokenizer->token_to_id("aaab")), "a");
   EXPECT_EQ(tokenizer->token_bytes(*tokenizer->token_to_id("xaabaa")), "xa");
+}
+
+// The Metaspace decoder takes the marks off the first token, not the spaces that are its own.
+TEST(Tokenizer, MetaspaceDecoderDropsMarksOfTheFirstToken) {
+  TokenizerJson json = sentencepiece_json();
+  json.tokens.push_back("\xE2\x96\x81x y");
+  json.decoder = R"({"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": true})";
+  const auto tokenizer = load(json);
+  ASSERT_NE(tokenizer, nullptr);
+  const std::vector<int32_t> twice(2, *tokenizer->token_to_id("\xE2\x96\x81x y"));
+  EXPECT_EQ(tokenizer->decode(twice), "x y x y");
+  StreamingDetokenizer stream(tokenizer, {.continues = false});
+  std::string streamed = stream.append(twice[0]);
+  streamed += stream.append(twice[1]);
+  EXPECT_EQ(streamed + stream.finish(), "x y x y");
 }
 
 TEST(Tokenizer, RefusesEveryTruncation) {

@@ -38,9 +38,11 @@ Status configure_gemma2(const FamilyFields& fields, ModelConfig& config) {
 }
 
 Status configure_gemma3(const FamilyFields& fields, ModelConfig& config) {
+  NFP_RETURN_IF_ERROR(configure_sliding(fields, config, fields.sliding_window_pattern));
   config.qk_norm = true;
   config.local_rope_theta = fields.local_rope_theta > 0 ? fields.local_rope_theta : 10000.0f;
-  return configure_sliding(fields, config, fields.sliding_window_pattern);
+  config.attention_cap = 0;  // transformers reads attn_logit_softcapping of this family and does not compute it
+  return ok_status();
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from vllm.logger import init_logger
 
-from . import op, rotary, swiglu, versions
+from . import op, swiglu, versions
 from .patches import around
 from .spent import seconds
 
@@ -73,7 +73,7 @@ def form_of(model: torch.nn.Module) -> list[tuple[Any, ...]]:
             scales = shape is not None and layer.weight_scale.numel() > 0
             found.append((name, None if shape is None else int(shape[2]), scales, bool(layer.nestedfp_interleaved),
                           bool(layer.nestedfp_swiglu)))
-        elif isinstance(layer, rotary.PassThrough):
+        elif getattr(layer, "nestedfp_rotates", False):
             found.append((name, "attention rotates"))
     return found
 
@@ -164,7 +164,10 @@ def _install_after_load() -> None:
         model = original(self, *args, **kwargs)
         config = kwargs.get("vllm_config", args[0] if args else None)
         swiglu.join(model)
-        rotary.join(model, config)
+        if op.in_use():
+            from . import rotary  # as attention is
+
+            rotary.join(model, config)
         mark(model, config, kwargs.get("prefix", ""))
         if op.in_use():
             _follow_worker()

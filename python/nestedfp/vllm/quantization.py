@@ -25,7 +25,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_s
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 from vllm.model_executor.utils import replace_parameter, set_weight_attrs
 
-from . import assembler, attention, checkpoint, limits, loading, metrics, norms, op, overlap, settings, swiglu, versions
+from . import assembler, checkpoint, limits, loading, metrics, norms, op, overlap, settings, swiglu, versions
 from .patches import around
 from .policy import Policy
 
@@ -353,6 +353,8 @@ class NestedFPConfig(QuantizationConfig):
         assembler.choose(Path(torch.__file__).parent)
         overlap.enable(config)
         norms.enable(config)
+        from . import attention  # imports all of FlashAttention: not in processes without such a model
+
         attention.enable(config)
         self.joins_swiglu = config.lora_config is None  # adapters add to what the activation gets
         self.keeps_scales = (getattr(config, "weight_transfer_config", None) is not None

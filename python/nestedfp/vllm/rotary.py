@@ -19,6 +19,7 @@ class PassThrough(torch.nn.Module):
     def __init__(self, cos_sin: torch.Tensor):
         super().__init__()
         self.register_buffer("cos_sin", cos_sin, persistent=False)
+        self.nestedfp_rotates = True  # loading.form_of()
 
     def forward(self, positions: torch.Tensor, query: torch.Tensor,
                 key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,6 +11,7 @@ using nfp::capi::complete;
 using nfp::capi::done;
 using nfp::capi::fail;
 using nfp::capi::guarded;
+using nfp::capi::is_one_of;
 using namespace nfp::cuda;
 
 namespace {
@@ -87,7 +88,7 @@ template <typename F>
 nfp_status with_call(nfp_gpu* gpu, const nfp_attention_call* c, F&& body) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(gpu != nullptr && complete(c), "attention: gpu or call is null, or call->size is not set");
-    NFP_CAPI_REQUIRE(c->kv_type >= NFP_KV_F16 && c->kv_type <= NFP_KV_BF16, "attention: kv_type is unknown");
+    NFP_CAPI_REQUIRE(is_one_of(c->kv_type, 3), "attention: kv_type is unknown");
     if (c->cos_sin != nullptr) {
       NFP_CAPI_REQUIRE(c->q_stride == (int64_t{c->heads} + int64_t{2} * c->kv_heads) * c->head_dim,
                        "attention: with cos_sin q_stride must be (heads + 2 * kv_heads) * head_dim");

@@ -22,6 +22,7 @@ using nfp::capi::completed;
 using nfp::capi::done;
 using nfp::capi::fail;
 using nfp::capi::guarded;
+using nfp::capi::is_one_of;
 using namespace nfp::cuda;
 
 static_assert(sizeof(nfp_gpu_report) == sizeof(NestReport));
@@ -92,6 +93,7 @@ struct Product {
 
 nfp_status multiply(nfp_linear& linear, nfp_precision precision, nfp_type type, const Product& product, void* scratch,
                     nfp_stream stream) {
+  NFP_CAPI_REQUIRE(is_one_of(precision, 2) && is_one_of(type, 2), "nfp_linear_run: precision or type is unknown");
   const auto here = linear.gpu->context.enter();
   const bool bf16 = type == NFP_BF16;
   const int64_t m = product.m, k = linear.matrix.k;
@@ -211,6 +213,7 @@ nfp_status nfp_gpu_nest(nfp_gpu* gpu, const void* weights, int64_t ldw, int64_t 
                         nfp_stream stream) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_gpu_nest: gpu is null");
+    NFP_CAPI_REQUIRE(is_one_of(type, 2) && is_one_of(join, 2), "nfp_gpu_nest: type or join is unknown");
     const auto here = gpu->context.enter();
     return done(nest_matrix({{n, k},
                              static_cast<const uint16_t*>(weights),
@@ -229,6 +232,7 @@ nfp_status nfp_gpu_pack(nfp_gpu* gpu, const uint8_t* bytes, int64_t ld, int64_t 
                         nfp_join_kind join, uint8_t* packed, nfp_stream stream) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_gpu_pack: gpu is null");
+    NFP_CAPI_REQUIRE(is_one_of(plane, 2) && is_one_of(join, 2), "nfp_gpu_pack: plane or join is unknown");
     const auto here = gpu->context.enter();
     return done(pack_plane({n, k}, plane == NFP_LOWER ? Plane::kLower : Plane::kUpper, join_of(join), bytes, ld, packed,
                            stream));
@@ -239,6 +243,7 @@ nfp_status nfp_gpu_unnest(nfp_gpu* gpu, const uint8_t* upper, const uint8_t* low
                           int64_t k, nfp_join_kind join, nfp_type type, void* weights, int64_t ldw, nfp_stream stream) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_gpu_unnest: gpu is null");
+    NFP_CAPI_REQUIRE(is_one_of(type, 2) && is_one_of(join, 2), "nfp_gpu_unnest: type or join is unknown");
     const auto here = gpu->context.enter();
     return done(unnest_matrix({n, k}, join_of(join), upper, lower, row_scale, type_of(type),
                               static_cast<uint16_t*>(weights), ldw, stream));
@@ -252,6 +257,7 @@ nfp_status nfp_linear_create(nfp_gpu* gpu, const nfp_weight* weight, void* works
                      "nfp_linear_create: a pointer is null, or weight->size is not sizeof(nfp_weight)");
     NFP_CAPI_REQUIRE(weight->n > 0 && weight->k > 0 && weight->upper != nullptr,
                      "nfp_linear_create: n and k must be positive and upper not null");
+    NFP_CAPI_REQUIRE(is_one_of(weight->join, 2), "nfp_linear_create: join is unknown");
     NFP_CAPI_REQUIRE(workspace != nullptr && workspace_bytes >= Workspace::kBytes,
                      "nfp_linear_create: {} bytes of workspace given, nfp_gpu_workspace_bytes() are {}",
                      workspace_bytes, Workspace::kBytes);
@@ -336,8 +342,9 @@ nfp_status nfp_linear_describe(nfp_linear* linear, nfp_precision precision, nfp_
 nfp_status nfp_gemm(nfp_gpu* gpu, const nfp_gemm_call* c, nfp_stream stream) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(complete(c) && complete(&c->weight), "nfp_gemm: call is null, or a struct's size is not set");
-    NFP_CAPI_REQUIRE(c->mode >= NFP_MODE_F16 && c->mode <= NFP_MODE_E4M3_PROMOTED, "nfp_gemm: mode is unknown");
-    NFP_CAPI_REQUIRE(c->output >= NFP_OUT_F16 && c->output <= NFP_OUT_F32, "nfp_gemm: output is unknown");
+    NFP_CAPI_REQUIRE(is_one_of(c->mode, 4), "nfp_gemm: mode is unknown");
+    NFP_CAPI_REQUIRE(is_one_of(c->output, 3), "nfp_gemm: output is unknown");
+    NFP_CAPI_REQUIRE(is_one_of(c->weight.join, 2), "nfp_gemm: join is unknown");
     GemmCall call;
     call.w = matrix_of(c->weight);
     call.mode = static_cast<Mode>(c->mode);
@@ -366,7 +373,8 @@ nfp_status nfp_rows(nfp_gpu* gpu, const nfp_rows_call* given, nfp_stream stream)
   return guarded([&]() -> nfp_status {
     const auto c = completed(given, offsetof(nfp_rows_call, x_scale));
     NFP_CAPI_REQUIRE(c.has_value(), "nfp_rows: call is null, or call->size is not set");
-    NFP_CAPI_REQUIRE(c->source >= NFP_ROWS_PLAIN && c->source <= NFP_ROWS_E4M3, "nfp_rows: source is unknown");
+    NFP_CAPI_REQUIRE(is_one_of(c->source, 4), "nfp_rows: source is unknown");
+    NFP_CAPI_REQUIRE(is_one_of(c->type, 2), "nfp_rows: type is unknown");
     NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_rows: gpu is null");
     const auto here = gpu->context.enter();
     if (c->source == NFP_ROWS_E4M3) return arrange(*c, stream);

@@ -508,10 +508,7 @@ void Generation::fail(const ApiError& error) {
     response.headers.insert(response.headers.end(), headers_.begin(), headers_.end());
     exchange_->respond(std::move(response));
   }
-  if (state_->log_requests) {
-    log::info("request={} endpoint={} status={} error={}", request_id_, endpoint_of(request_), error.status,
-              dump(Json(error.message.substr(0, 300))));
-  }
+  if (state_->log_requests) log_failure(request_id_, endpoint_of(request_), error.status, error.message);
 }
 
 void Generation::log_end(std::string_view outcome) const {

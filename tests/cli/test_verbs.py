@@ -330,6 +330,9 @@ class ConvertAndRestore(Scratch):
                          failure("generate", F16_MODEL, "-p", "a", *how, code=2)):
                 self.assertIn(how[0], line)
                 self.assertIn("--calibrate self", line)
+        for verb in (("convert", F16_MODEL, self.path("other")), ("generate", F16_MODEL, "-p", "a", "--calibrate", "self")):
+            line = failure(*verb, "--calibrate-tokens", "524289", code=2)
+            self.assertIn("--calibrate-tokens: 524288 of the model's own", line)
         self.assertFalse(os.path.exists(self.path("other")))
         run("convert", F16_MODEL, self.path("restricted"), "--calibrate-rule", "restricted")
         config = json.loads(pathlib.Path(self.path("restricted"), "config.json").read_text())

@@ -768,6 +768,7 @@ class Bench(Scratch):
         table = json.loads(out)
         self.assertEqual((table["format"], table["version"]), ("nestedfp-step-times", 1))
         self.assertEqual([level["precision"] for level in table["levels"]], ["fp16", "fp8"])
+        self.assertEqual(table["steps_in_flight"], 1)
         for level in range(2):
             kinds = [(s["prefill_tokens"], s["prefill_context"], s["decode_sequences"]) for s in table["steps"]
                      if s["level"] == level]

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -294,6 +295,10 @@ def test_a_server_that_starts_again(browser, launch):
     time.sleep(2)
     say(browser, "SAY:one")
     browser.wait("slices.size > 0")
+    server.process.send_signal(signal.SIGSTOP)  # as where the network is lost: nobody says no
+    browser.wait("document.getElementById('state').textContent === 'the server does not answer'")
+    server.process.send_signal(signal.SIGCONT)
+    browser.wait("document.getElementById('state').textContent === 'ready'")
     before = browser.js("newest")
     server.stop()
     browser.wait("document.getElementById('state').textContent === 'the server does not answer'")

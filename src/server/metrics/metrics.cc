@@ -210,6 +210,7 @@ void Metrics::on_step(const StepRecord& step) {
 }
 
 void Metrics::count_tokens(double fp8_share, int32_t tokens) {
+  fp8_share = std::round(fp8_share * 1000) / 1000;  // as it is written: what reads alike is one series
   for (Level& level : levels_) {
     const double share = level.share.load(std::memory_order_relaxed);
     if (share >= 0 && share != fp8_share) continue;

@@ -88,6 +88,7 @@ TEST(Metrics, AttainmentLevelAndPredictions) {
   step.seconds = 0.010;
   metrics.on_step(step);
   step.switched = false;
+  step.fp8_share = 0.5004;
   step.predicted_s = 0.0107;
   metrics.on_step(step);
   Metrics::Facts facts;
@@ -103,7 +104,7 @@ TEST(Metrics, AttainmentLevelAndPredictions) {
       {"slo_requests_total{" + m + ",tier=\"own\"}", "3"},
       {"slo_attained_total{" + m + ",tier=\"own\"}", "0"},
       {"slo_shed_total{" + m + "}", "1"},
-      {"fp8_share{" + m + "}", "0.5"},
+      {"fp8_share{" + m + "}", "0.5004"},
       {"oldest_wait_seconds{" + m + "}", "1.5"},
       {"level_tokens_total{" + m + ",fp8_share=\"0.500\"}", "32"},
       {"level_tokens_total{" + m + ",fp8_share=\"0.000\"}", "8"},

@@ -180,7 +180,7 @@ function take(data) {
 
 async function poll() {
   try {
-    const response = await call("/nestedfp/timeline?after=" + Math.max(newest - 2, -1)), data = await response.json();
+    const response = await call("/nestedfp/timeline?after=" + Math.max(newest - 2, -1), {signal: AbortSignal.timeout(5000)}), data = await response.json();
     take(data);
     const last = [1, 2, 3, 4].map(k => slices.get(now - k)).filter(Boolean);
     const rate = key => Math.round(last.reduce((sum, s) => sum + s[key], 0) * 1000 / sliceMs / 4).toLocaleString("en") + "/s";

@@ -730,6 +730,12 @@ class Bench(Scratch):
         self.assertGreater(row["ttft_ms"], 0)
         self.assertNotIn("step_ms", row)
 
+    def test_rows_are_what_is_printed_without_json(self):
+        for mode in ("latency", "--batch", "1"), ("throughput", "--requests", "2"):
+            out, err = run("bench", F16_MODEL, *mode, "--input", "9", "--output", "4", "--repeats", "1", "--precisions", "fp16,fp8")
+            self.assertRegex(out, r"(?s)^fp16 .*first token.*\nfp8 .*first token")
+            self.assertEqual(err, "")
+
     def test_throughput(self):
         log = self.path("steps.csv")
         out, _ = run("bench", F16_MODEL, "throughput", "--requests", "2", "5", "--input", "9", "--output", "6",

@@ -640,6 +640,7 @@ class Perplexity(Scratch):
         decoder = json.JSONDecoder()
         one, end = decoder.raw_decode(out)
         self.assertEqual(one, json.loads(out[end:]))
+        self.assertIn("--shares", failure(*evaluate, "/dev/null", "--shares", "0.5", code=2))  # of no order
         # A calibrated checkpoint's rows say on what as well.
         nested = self.path("nested")
         run("convert", F16_MODEL, nested, "--calibrate", "self", "--calibrate-tokens", "512")

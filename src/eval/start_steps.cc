@@ -182,14 +182,18 @@ Result<StepTable> measure(LoadedModel& loaded, const EngineConfig& engine, doubl
   return table;
 }
 
-// Of two tables of the same steps, each step's lower time.
+// The steps that either table has, of what both have the lower time: which there was time for differs.
 StepTable faster_of(const StepTable& a, const StepTable& b) {
   StepTable best = a;
-  for (StepTime& step : best.steps) {
-    for (const StepTime& other : b.steps) {
-      StepTime same = other;
-      same.ms = step.ms, same.samples = step.samples;
-      if (same == step) step.ms = std::min(step.ms, other.ms);
+  for (const StepTime& other : b.steps) {
+    const auto same = std::find_if(best.steps.begin(), best.steps.end(), [&](StepTime step) {
+      step.ms = other.ms, step.samples = other.samples;
+      return step == other;
+    });
+    if (same == best.steps.end()) {
+      best.steps.push_back(other);
+    } else {
+      same->ms = std::min(same->ms, other.ms);
     }
   }
   best.spread = std::min(a.spread, b.spread);

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <cstdio>
+
 #include "base/log.h"
 #include "engine/step_log.h"
 #include "eval/step_breakdown.h"
@@ -23,7 +25,14 @@ nlohmann::ordered_json to_list(const std::vector<Row>& rows) {
   return list;
 }
 
-void print_line(const std::string& text) { log::say("{}\n", text); }
+void tell_line(const std::string& text) { log::say("{}\n", text); }
+
+// A row as it is measured: what the mode prints, unless that is JSON.
+void print_row(const BenchFlags& common, const std::string& text) {
+  if (common.json) return tell_line(text);
+  fmt::print("{}\n", text);
+  std::fflush(stdout);
+}
 
 CLI::Option* add_counts(CLI::App& app, const char* name, std::vector<int32_t>& values, const char* what) {
   return app.add_option(name, values, what)->check(CLI::Range(1, 1 << 20))->capture_default_str();
@@ -110,13 +119,13 @@ Status LatencyMode::run(const BenchFlags& common) const {
   {
     NFP_ASSIGN_OR_RETURN(const auto engine, BenchEngine::create(*loaded, served));
     served.limits = engine->config().limits;  // what was left open is chosen
-    NFP_ASSIGN_OR_RETURN(rows,
-                         measure_latency(*engine, wanted, [](const LatencyRow& row) { print_line(to_text(row)); }));
+    NFP_ASSIGN_OR_RETURN(
+        rows, measure_latency(*engine, wanted, [&](const LatencyRow& row) { print_row(common, to_text(row)); }));
     for (const LatencyRow& row : rows) {
       if (!switching || is_exact(row.precision)) continue;
       NFP_ASSIGN_OR_RETURN(switches.emplace_back(), measure_switching(*engine, row.batch, {row.input, row.output},
                                                                       row.precision, wanted.repeats));
-      print_line(to_text(switches.back()));
+      print_row(common, to_text(switches.back()));
     }
   }
   NFP_ASSIGN_OR_RETURN(const Ceilings ceilings, common.measure(*loaded));
@@ -131,7 +140,7 @@ Status LatencyMode::run(const BenchFlags& common) const {
     for (const LatencyRow& row : rows) {
       NFP_ASSIGN_OR_RETURN(const auto parts, break_down(*engine, {row.batch, row.input}, row.precision, limits));
       for (const StepBreakdown& part : parts) {
-        print_line(to_text(part));
+        print_row(common, to_text(part));
         breakdowns.push_back(to_json(part));
       }
     }
@@ -202,7 +211,7 @@ Status ThroughputMode::run(const BenchFlags& common) const {
   if (log) engine->on_recorded = [&log](const StepRecord& step) { log->add(step); };
   NFP_ASSIGN_OR_RETURN(
       const std::vector<ThroughputRow> rows,
-      measure_throughput(*engine, options, [](const ThroughputRow& row) { print_line(to_text(row)); }));
+      measure_throughput(*engine, options, [&](const ThroughputRow& row) { print_row(common, to_text(row)); }));
   if (!common.json) return ok_status();
   nlohmann::ordered_json out = report_head(*loaded, std::nullopt);
   out["mode"] = "throughput";
@@ -261,7 +270,7 @@ Status StepsMode::run(const BenchFlags& common) const {
   for (BenchLevel& level : wanted.levels) level.precision = common.on_device(level.precision, *loaded);
   NFP_ASSIGN_OR_RETURN(const auto engine,
                        BenchEngine::create(*loaded, common.engine(wanted.context_needed(), wanted.sequences_needed())));
-  NFP_ASSIGN_OR_RETURN(const StepTable table, measure_step_times(*engine, wanted, print_line));
+  NFP_ASSIGN_OR_RETURN(const StepTable table, measure_step_times(*engine, wanted, tell_line));
   fmt::print("{}\n", to_json_text(table));
   return ok_status();
 }

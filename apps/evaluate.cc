@@ -22,6 +22,7 @@ struct EvaluateFlags {
   ModelFlags model;
   EvaluateOptions options;
   bool no_activations = false;
+  bool shares_given = false;
   std::string html, json_file;
   bool json = false;
 };
@@ -58,6 +59,13 @@ Status run(EvaluateFlags flags) {
                                        {{"--file", flags.options.file}, {"MODEL", flags.model.model}}));
   NFP_ASSIGN_OR_RETURN(flags.options.text, read_plain_text("--file", flags.options.file));
   NFP_ASSIGN_OR_RETURN(const ModelOutline known, outline(flags.model.model, wanted));
+  if (flags.shares_given && flags.model.calibrate == "none") {
+    NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.model.model));
+    if (!stored_sensitivity(*source).ok())
+      return error(
+          ErrorCode::kUsage,
+          "--shares: which layers FP8 harms least is not known of this model; add --calibrate self or a text file");
+  }
   NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> html, open_report(flags.html));
   NFP_RETURN_IF_ERROR(check_report(flags.json_file));
   NFP_RETURN_IF_ERROR(check_evaluation(known, flags.options));
@@ -131,7 +139,10 @@ void add_evaluate(CLI::App& app, Status& status) {
   verb->add_option("--html", flags->html, "write a report with plots, one file, here");
   verb->add_option("--json-file", flags->json_file, "write all figures here");
   verb->add_flag("--json", flags->json, "print all figures as one JSON object");
-  verb->callback([flags, &status] { status = run(*flags); });
+  verb->callback([flags, verb, &status] {
+    flags->shares_given = verb->count("--shares") > 0;
+    status = run(*flags);
+  });
 }
 
 }  // namespace nfp

@@ -106,8 +106,9 @@ void add_calibration_flags(CLI::App& app, ModelFlags& flags) {
       "--calibrate-smooth", flags.calibrate_smooth,
       "first bring the channels of activations closer to each other in size, by powers of two that keep FP16 "
       "as it is: for engines that clip activations to one scale a tensor; fp8 and fp8-w8a8 gain nothing by it");
-  app.add_option("--calibrate-tokens", flags.calibrate_tokens,
-                 "tokens to calibrate on; 0 = 12288 of the model's own, at most 65536 of a file")
+  app.add_option(
+         "--calibrate-tokens", flags.calibrate_tokens,
+         "tokens to calibrate on, of the model's own 524288 at most; 0 = 12288 of these, at most 65536 of a file")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
       ->capture_default_str();
   app.add_option("--calibrate-seed", flags.calibrate_seed, "seed of the model's own text")->capture_default_str();
@@ -146,6 +147,10 @@ std::string ModelFlags::calibration_flag() const {
 }
 
 Status ModelFlags::check_calibration() const {
+  if (calibrate == kSelfText && calibrate_tokens > kMostSelfTokens) {
+    return error(ErrorCode::kUsage, "--calibrate-tokens: {} of the model's own at most; for more name a text file",
+                 kMostSelfTokens);
+  }
   const std::string flag = calibration_flag();
   if (calibrate != "none" || flag.empty()) return ok_status();
   return error(ErrorCode::kUsage,

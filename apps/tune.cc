@@ -72,7 +72,11 @@ Result<Plan> make_plan(const TuneFlags& flags) {
   most = std::min(most, std::max(kMostDecoded, config.max_context));
   plan.checked = cuda::untuned_tokens(random.seed, random.count, most, plan.tokens);
   if (flags.tokens.empty()) std::erase_if(plan.tokens, [&](int tokens) { return tokens > most; });
-  if (!flags.print) return plan;
+  if (!flags.print) {
+    NFP_RETURN_IF_ERROR(check_tuned_steps(
+        flags.model, config, {.modes = plan.modes, .tokens = plan.tokens, .checked = plan.checked, .progress = {}}));
+    return plan;
+  }
   for (const cuda::GemmShape& shape :
        cuda::layer_shapes({config.hidden, config.heads, config.kv_heads, config.head_dim, config.intermediate})) {
     if (std::find(plan.shapes.begin(), plan.shapes.end(), shape) == plan.shapes.end()) plan.shapes.push_back(shape);

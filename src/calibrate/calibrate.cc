@@ -29,7 +29,8 @@ Result<TokenSequences> self_text(LoadedModel& loaded, const CalibrationOptions& 
   SelfTextOptions self;
   self.length = std::min(kSelfLength, loaded.config.max_context);
   const int64_t tokens = calibration_tokens(options);
-  self.sequences = static_cast<int32_t>(std::clamp<int64_t>(tokens / self.length, 1, 4096) + kHeldOut);
+  self.sequences =
+      static_cast<int32_t>(std::clamp<int64_t>(tokens / self.length, 1, kMostSelfTokens / self.length) + kHeldOut);
   self.seed = options.seed;
   if (loaded.tokenizer->adds_bos()) self.bos = loaded.tokenizer->bos_id();
   return write_self_text(*loaded.model, self, options.progress);

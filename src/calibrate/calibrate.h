@@ -21,10 +21,12 @@ namespace nfp {
 
 inline constexpr const char* kSelfText = "self";
 
+inline constexpr int64_t kMostSelfTokens = 524288;
+
 struct CalibrationOptions {
   std::string text = kSelfText;  // the model's own, or a file of plain text
   UpperRule rule = UpperRule::kFree;
-  int64_t tokens = 0;  // at most; 0 = 12288 of the model's own, 65536 of a file
+  int64_t tokens = 0;  // at most; 0 = 12288 of the model's own (of which kMostSelfTokens at most), 65536 of a file
   uint64_t seed = 0;   // of the model's own text
   double damping = 0.01;
   // Does every layer make up for the errors of those before it (compensation.h)? Some 5 times slower; not set: where

@@ -9,6 +9,7 @@ namespace {
 
 // Connections of serve's --max-connections, and what else a server has open.
 constexpr uint64_t kWantedFiles = 4096 + 256;
+constexpr uint64_t kLittle = uint64_t{1} << 30;  // bytes: the smallest models alone fit
 
 std::string gib(uint64_t bytes) { return fmt::format("{:.1f} GiB", static_cast<double>(bytes) / (uint64_t{1} << 30)); }
 
@@ -60,7 +61,7 @@ Finding gpu(const SystemFacts& f) {
   // docs/gpu.md
   out.cost =
       "everything computes on the CPU; an H200 decodes a model of 8 billion parameters at 3.9 ms a token in FP16, "
-      "2.4 ms in FP8";
+      "2.3 ms in FP8";
   if (!f.cuda_built && !f.driver.empty()) out.remedy = "build with the CUDA 13 toolkit (nvcc on the path)";
   return out;
 }
@@ -88,7 +89,7 @@ Finding memory(const SystemFacts& f) {
   // Two bytes a weight in both precisions; a quarter is left for the KV cache and everything else.
   const double billions = static_cast<double>(f.available) * 0.75 / 2 / 1e9;
   out.found += fmt::format(": room for about {:.1f} billion parameters in both precisions", billions);
-  if (f.available < (uint64_t{1} << 30)) {
+  if (f.available < kLittle) {
     out.health = Health::kMissing;
     out.cost = "less than 1 GiB is free: only the smallest models load";
     out.remedy = "end other programs, or raise the container's memory limit";
@@ -131,10 +132,15 @@ Finding downloads(const SystemFacts& f) {
 Finding cache(const SystemFacts& f) {
   Finding out{
       "model_cache", "model cache", Health::kGood, fmt::format("{}, {} free", f.cache, gib(f.cache_free)), "", ""};
-  if (f.cache_writable) return out;
-  out.health = Health::kMissing;
-  out.cost = "nestedfp pull cannot write there";
-  out.remedy = "set HF_HUB_CACHE or HF_HOME to a folder of yours";
+  if (!f.cache_writable) {
+    out.health = Health::kMissing;
+    out.cost = "nestedfp pull cannot write there";
+    out.remedy = "set HF_HUB_CACHE or HF_HOME to a folder of yours";
+  } else if (f.cache_free < kLittle) {
+    out.health = Health::kMissing;
+    out.cost = "less than 1 GiB is free: nestedfp pull has room for the smallest models only";
+    out.remedy = "make room there, or set HF_HUB_CACHE or HF_HOME to a folder on another disk";
+  }
   return out;
 }
 

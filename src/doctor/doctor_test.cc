@@ -25,6 +25,7 @@ SystemFacts good_machine() {
   f.open_files = 65536;
   f.cache = "/models";
   f.cache_writable = true;
+  f.cache_free = uint64_t{50} << 30;
   return f;
 }
 
@@ -89,6 +90,7 @@ TEST(Doctor, EveryLackHasItsCost) {
        },
        "pull cannot download: none"},
       {"model_cache", Health::kMissing, [](SystemFacts& f) { f.cache_writable = false; }, "cannot write"},
+      {"model_cache", Health::kMissing, [](SystemFacts& f) { f.cache_free = 1000; }, "less than 1 GiB"},
       {"open_files", Health::kSlower, [](SystemFacts& f) { f.open_files = 1024; }, "1024 connections"},
   };
   for (const Case& c : cases) {

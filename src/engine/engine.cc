@@ -353,7 +353,13 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   const Status started = start_sequences(plan, outputs);
   leave_out_unready(plan);
   if (plan.items.empty() && started.ok()) return false;
-  if (!policy_->plans()) step.record.change = LevelChange::kRule;
+  if (!policy_->plans()) {
+    step.record.change = LevelChange::kRule;
+    for (const auto& [id, entry] : entries_) {
+      if (entry->first_token) continue;
+      step.record.oldest_wait_s = std::max(step.record.oldest_wait_s, seconds_between(entry->arrival, start));
+    }
+  }
   step.precision = part_singles(plan, runner_->computed(choose_precision(plan, step.record.change)));
   const Result<StepTicket> ticket =
       started.ok() ? runner_->submit(plan, step.precision) : Result<StepTicket>(started.error());
@@ -521,7 +527,9 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
   if (!entry.first_token) {
     entry.first_token = now;
     update_recent(recent_ttft_s_, seconds_between(entry.arrival, now));
-    if (observer_ != nullptr) observer_->on_first_token(seconds_between(entry.arrival, now));
+    if (observer_ != nullptr) {
+      observer_->on_first_token(seconds_between(entry.arrival, now), entry.usage.prompt_tokens);
+    }
     output.prompt_logprobs = std::move(entry.prompt_logprobs);
     if (sampling.prompt_logprobs && output.prompt_logprobs.empty()) {
       // A prompt of one token: the runner has nothing to score.
@@ -592,7 +600,7 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
   record.preemptions = entry.preemptions;
   record.shed = entry.shed;
   record.e2e_s = seconds_between(entry.arrival, now);
-  if (entry.scheduled) record.queue_s = seconds_between(entry.arrival, *entry.scheduled);
+  record.queue_s = seconds_between(entry.arrival, entry.scheduled.value_or(now));
   if (entry.first_token) {
     record.ttft_s = seconds_between(entry.arrival, *entry.first_token);
     record.prefill_s = seconds_between(*entry.scheduled, *entry.first_token);

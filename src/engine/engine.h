@@ -68,7 +68,7 @@ struct RequestRecord {
   FinishReason finish = FinishReason::kStop;
   Usage usage;
   int32_t max_tokens = 0;  // as asked (or the room there was)
-  double queue_s = 0;      // arrival to first being scheduled
+  double queue_s = 0;      // arrival to first being scheduled, or to its end where it never was
   double prefill_s = 0;    // first scheduled to first token
   double decode_s = 0;     // first token to last token
   double ttft_s = 0;       // arrival to first token
@@ -88,8 +88,9 @@ class EngineObserver {
  public:
   virtual ~EngineObserver() = default;
   virtual void on_step(const StepRecord&) {}
-  virtual void on_token_gap(double seconds) { (void)seconds; }    // inter-token latency of one request
-  virtual void on_first_token(double seconds) { (void)seconds; }  // TTFT of one request
+  virtual void on_token_gap(double seconds) { (void)seconds; }  // inter-token latency of one request
+  // TTFT of one request, and how long its prompt is.
+  virtual void on_first_token(double seconds, int32_t prompt_tokens) { (void)seconds, (void)prompt_tokens; }
   virtual void on_finished(const RequestRecord&) {}
 };
 

@@ -141,6 +141,42 @@ TEST(Engine, ReportsWhatRequestsTakeOfItsThreadBetweenSteps) {
   EXPECT_EQ(watch.between_ms, (std::vector<long>{32, 30, 5, 0}));
 }
 
+// Under a policy that does not plan too. Of one that leaves the queue, its wait there is what it had.
+TEST(Engine, ReportsHowLongRequestsWait) {
+  struct Watch final : EngineObserver {
+    void on_step(const StepRecord& step) override { oldest_s.push_back(std::lround(step.oldest_wait_s)); }
+    void on_first_token(double seconds, int32_t prompt_tokens) override {
+      first.emplace_back(std::lround(seconds), prompt_tokens);
+    }
+    void on_finished(const RequestRecord& request) override { queue_s[request.id] = std::lround(request.queue_s); }
+    std::vector<long> oldest_s;
+    std::vector<std::pair<long, int32_t>> first;
+    std::map<std::string, long> queue_s;
+  };
+  ScriptedRunner runner(kVocab, 1000);
+  EngineConfig config = options(64, {.max_sequences = 1, .max_step_tokens = 64});
+  EngineClock::time_point now = EngineClock::now();
+  config.now = [&] { return now; };
+  Engine engine(config, &runner, nullptr, policy("threshold:10"));
+  Watch watch;
+  engine.set_observer(&watch);
+  for (const char* id : {"runs", "waits", "leaves"}) {
+    Request r = request(id, {5, 6, 7}, 2);
+    r.arrival = now;
+    ASSERT_TRUE(engine.submit(std::move(r)).ok());
+  }
+  now += std::chrono::seconds(1);
+  engine.step();
+  now += std::chrono::seconds(2);
+  engine.step();
+  engine.cancel("leaves");
+  now += std::chrono::seconds(4);
+  run(engine);
+  EXPECT_EQ(watch.oldest_s, (std::vector<long>{1, 3, 7, 0}));
+  EXPECT_EQ(watch.first, (std::vector<std::pair<long, int32_t>>{{1, 3}, {7, 3}}));
+  EXPECT_EQ(watch.queue_s, (std::map<std::string, long>{{"runs", 1}, {"waits", 7}, {"leaves", 3}}));
+}
+
 TEST(Engine, APromptOfOneTokenHasItsLogprobs) {
   ScriptedRunner runner(kVocab, 1000);
   Engine engine(options(), &runner, nullptr, policy("fp16"));

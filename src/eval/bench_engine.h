@@ -73,7 +73,7 @@ class BenchEngine final : private EngineObserver {
   explicit BenchEngine(LoadedModel& loaded) : loaded_(loaded) {}
   void on_step(const StepRecord& step) override;
   void on_token_gap(double seconds) override { run_.itl_s.push_back(seconds); }
-  void on_first_token(double seconds) override { run_.ttft_s.push_back(seconds); }
+  void on_first_token(double seconds, int32_t) override { run_.ttft_s.push_back(seconds); }
 
   LoadedModel& loaded_;
   ServingEngine serving_;

@@ -10,6 +10,8 @@ namespace {
 TEST(BenchStatistics, OfFewAndOfNone) {
   EXPECT_EQ(median({}), 0);
   EXPECT_EQ(median({3, 1, 2}), 2);
+  EXPECT_EQ(median({4, 1, 9, 2}), 3);
+  EXPECT_EQ(median({7, 5}), 6);
   EXPECT_EQ(percentile({}, 0.99), 0);
   EXPECT_EQ(percentile({5}, 0.99), 5);
   EXPECT_EQ(percentile({4, 1, 3, 2}, 0.5), 2);

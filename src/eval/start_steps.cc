@@ -41,7 +41,7 @@ EngineConfig measured_engine(const LoadedModel& loaded, const StartStepsOptions&
 // Everything that a step's time, or which steps are measured, depends on and that may differ between two starts, after
 // how it is measured.
 std::string key_of(const LoadedModel& loaded, const EngineConfig& engine, const std::string& variant) {
-  return fmt::format("3|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", loaded.name, loaded.model->weight_bytes(),
+  return fmt::format("4|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", loaded.name, loaded.model->weight_bytes(),
                      loaded.backend->info().device, loaded.backend->info().threads, name_of(engine.kv_dtype),
                      name_of(engine.fp8), variant, engine.limits.max_sequences, engine.limits.max_step_tokens,
                      engine.max_context, engine.block_size);
@@ -53,13 +53,15 @@ struct Kind {
   std::vector<double> seconds = {};
 };
 
+constexpr int32_t kSmallestChunk = 16;
+
 // What tells the model's terms apart: tokens alone, chunks behind long contexts, decoding sequences with short and long
 // ones, both together. Attention does not depend on the level, so only FP16 sees contexts.
 std::vector<StepTime> wanted_steps(int32_t max_sequences, int32_t context) {
   std::vector<StepTime> steps;
   const int32_t half = std::max(1, context / 2), far = std::max(half, context - 256), middle = std::max(1, context / 3);
   for (const size_t level : {0, 1}) {
-    for (int32_t tokens = 16; tokens <= 2048; tokens *= 2) steps.push_back({level, tokens});
+    for (int32_t tokens = kSmallestChunk; tokens <= 2048; tokens *= 2) steps.push_back({level, tokens});
     for (int32_t n = 1; n <= max_sequences; n *= 2) steps.push_back({level, 0, 0, n, std::min(48, half)});
     steps.push_back({level, 64, 0, 8, std::min(256, half)});
     if (level > 0) continue;
@@ -72,11 +74,12 @@ std::vector<StepTime> wanted_steps(int32_t max_sequences, int32_t context) {
   return steps;
 }
 
-// Fastest first; what a level has is measured next to the same at the other, so that load which comes and goes meets
-// both.
+// Fastest first, but for one chunk of a prompt before all: decoding sequences tell nothing of what prompts take. What a
+// level has is measured next to the same at the other, so that load which comes and goes meets both.
 bool goes_before(const StepTime& a, const StepTime& b) {
   const auto place = [](const StepTime& s) {
-    return std::tuple(s.tokens(), s.prefill_context, s.decode_context, s.prefill_tokens, s.level);
+    const bool chunk = s.prefill_tokens == kSmallestChunk && s.prefill_context == 0 && s.decode_sequences == 0;
+    return std::tuple(!chunk, s.tokens(), s.prefill_context, s.decode_context, s.prefill_tokens, s.level);
   };
   return place(a) < place(b);
 }
@@ -101,48 +104,47 @@ Budget budget_of(const Backend& backend, double seconds) {
   return {.seconds = std::min(seconds, 1.5), .rounds = 2, .most_rounds = 2, .uncounted = 1};
 }
 
-// The kinds that one round has time for in what is left of the budget, the smallest first.
-Status choose_kinds(StepProbe& probe, const Budget& budget, std::vector<Kind>* kinds) {
+// Of the kinds in `all` the first ones, as many as one round has time for in what is left of the budget.
+Result<std::vector<Kind>> choose_kinds(StepProbe& probe, const Budget& budget, const std::vector<StepTime>& all) {
   // A step takes so long at the least, and a token of a long one so long: a device is as fast with 64 as with one.
   double least = 0, per_token = 0;
   const int32_t most = std::min(std::max(1, probe.config().max_context / 2), probe.config().limits.max_step_tokens);
   const auto time = [&](int32_t tokens) -> Status {
     const StepTime known = {0, std::min(tokens, most)};
+    double fastest = 0;
     for (int i = 0; i < 2; ++i) {  // the first run warms up
       NFP_ASSIGN_OR_RETURN(const auto seconds, probe.run(known, {Precision::kFp16}, 1));
-      least = least > 0 ? std::min(least, seconds.front()) : seconds.front();
-      per_token = seconds.front() / known.tokens();
+      fastest = i == 0 ? seconds.front() : std::min(fastest, seconds.front());
     }
+    least = least > 0 ? std::min(least, fastest) : fastest;
+    per_token = fastest / known.tokens();
     return ok_status();
   };
-  NFP_RETURN_IF_ERROR(time(64));
+  for (const int32_t tokens : {1, 64}) NFP_RETURN_IF_ERROR(time(tokens));
   constexpr double kShort = 0.02;
-  if (least < kShort && probe.fits({0, std::min(1024, most)})) NFP_RETURN_IF_ERROR(time(1024));
-  std::erase_if(*kinds, [&](const Kind& kind) { return !probe.fits(kind.step); });  // into a device's KV cache
+  if (64 * per_token < kShort && probe.fits({0, std::min(1024, most)})) NFP_RETURN_IF_ERROR(time(1024));
   const double left = budget.seconds - budget.elapsed();
   double sum = 0;
-  size_t taken = 0;
-  for (const Kind& kind : *kinds) {
-    sum += std::max(least, per_token * kind.step.tokens()) * (runs_of(kind.step) + budget.uncounted);
-    if (sum > left / budget.rounds && taken >= 8) break;
-    ++taken;
+  std::vector<Kind> kinds;
+  for (const StepTime& step : all) {
+    sum += std::max(least, per_token * step.tokens()) * (runs_of(step) + budget.uncounted);
+    // What FP16 has, FP8 has too.
+    if (sum > left / budget.rounds && kinds.size() >= 8 && step.level == 0) break;
+    kinds.push_back({step});
   }
-  if (taken < kinds->size() && (*kinds)[taken].step.level > 0) ++taken;  // with the same in FP16
-  kinds->resize(taken);
-  return ok_status();
+  return kinds;
 }
 
 Result<StepTable> measure(LoadedModel& loaded, const EngineConfig& engine, double seconds_meant) {
   const Budget budget = budget_of(*loaded.backend, seconds_meant);
-  std::vector<Kind> kinds;
-  for (const StepTime& step : start_step_kinds(engine)) kinds.push_back({step});
+  std::vector<StepTime> wanted = start_step_kinds(engine);
   int64_t tokens = 0;  // of KV cache
-  for (const Kind& kind : kinds) {
-    tokens = std::max(tokens, kind.step.prefill_context + kind.step.prefill_tokens +
-                                  int64_t{kind.step.decode_sequences} * (kind.step.decode_context + engine.block_size));
+  for (const StepTime& step : wanted) {
+    tokens = std::max(tokens, step.prefill_context + step.prefill_tokens +
+                                  int64_t{step.decode_sequences} * (step.decode_context + engine.block_size));
   }
   NFP_ASSIGN_OR_RETURN(const auto probe, StepProbe::create(loaded, engine, tokens));
-  NFP_RETURN_IF_ERROR(choose_kinds(*probe, budget, &kinds));
+  std::erase_if(wanted, [&](const StepTime& step) { return !probe->fits(step); });  // into a device's KV cache
 
   StepTable table;
   table.model = loaded.name;
@@ -153,17 +155,22 @@ Result<StepTable> measure(LoadedModel& loaded, const EngineConfig& engine, doubl
   table.kv_dtype = name_of(probe->config().kv_dtype);
   table.steps_in_flight = probe->config().steps_in_flight;
   table.levels = {{Precision::kFp16, 0}, {probe->computed(engine.fp8), 1}};
-  double round_s = 0;
-  for (size_t round = 0; round < budget.most_rounds; ++round) {
-    if (round >= budget.least_rounds && budget.elapsed() + round_s > budget.seconds) break;
-    const double before = budget.elapsed();
-    for (Kind& kind : kinds) {
-      NFP_ASSIGN_OR_RETURN(const auto seconds,
-                           probe->run(kind.step, table.levels[kind.step.level], runs_of(kind.step)));
-      kind.seconds.push_back(median(seconds));
+  std::vector<Kind> kinds;
+  // Again where there was time for more kinds than were chosen: the machine was slower at that moment.
+  do {
+    NFP_ASSIGN_OR_RETURN(kinds, choose_kinds(*probe, budget, wanted));
+    double round_s = 0;
+    for (size_t round = 0; round < budget.most_rounds; ++round) {
+      if (round >= budget.least_rounds && budget.elapsed() + round_s > budget.seconds) break;
+      const double before = budget.elapsed();
+      for (Kind& kind : kinds) {
+        NFP_ASSIGN_OR_RETURN(const auto seconds,
+                             probe->run(kind.step, table.levels[kind.step.level], runs_of(kind.step)));
+        kind.seconds.push_back(median(seconds));
+      }
+      round_s = budget.elapsed() - before;
     }
-    round_s = budget.elapsed() - before;
-  }
+  } while (kinds.size() < wanted.size() && budget.elapsed() < budget.seconds / 2);
   for (const Kind& kind : kinds) {
     // Whatever else the machine did made some of them longer, and none shorter.
     const double fastest = *std::min_element(kind.seconds.begin(), kind.seconds.end());
@@ -175,14 +182,18 @@ Result<StepTable> measure(LoadedModel& loaded, const EngineConfig& engine, doubl
   return table;
 }
 
-// Of two tables of the same steps, each step's lower time.
+// The steps that either table has, of what both have the lower time: which there was time for differs.
 StepTable faster_of(const StepTable& a, const StepTable& b) {
   StepTable best = a;
-  for (StepTime& step : best.steps) {
-    for (const StepTime& other : b.steps) {
-      StepTime same = other;
-      same.ms = step.ms, same.samples = step.samples;
-      if (same == step) step.ms = std::min(step.ms, other.ms);
+  for (const StepTime& other : b.steps) {
+    const auto same = std::find_if(best.steps.begin(), best.steps.end(), [&](StepTime step) {
+      step.ms = other.ms, step.samples = other.samples;
+      return step == other;
+    });
+    if (same == best.steps.end()) {
+      best.steps.push_back(other);
+    } else {
+      same->ms = std::min(same->ms, other.ms);
     }
   }
   best.spread = std::min(a.spread, b.spread);

@@ -29,9 +29,9 @@ struct StartSteps {
   bool busy = false;   // the machine had other work meanwhile
 };
 
-// The steps that are measured, without their times: the fastest first, each once, no more tokens than the limits of
-// `engine` allow, and at least two at each of the levels 0 (FP16) and 1, without which nothing can be predicted. All
-// limits must be set.
+// The steps that are measured, without their times: the fastest first but for a chunk of a prompt before all, each
+// once, no more tokens than the limits of `engine` allow, and at least two at each of the levels 0 (FP16) and 1,
+// without which nothing can be predicted. All limits must be set.
 std::vector<StepTime> start_step_kinds(const EngineConfig& engine);
 
 Result<StartSteps> start_step_times(LoadedModel& loaded, const StartStepsOptions& options);

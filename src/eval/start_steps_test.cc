@@ -70,6 +70,14 @@ TEST(StartSteps, AStepInFp8FollowsTheSameInFp16) {
   }
 }
 
+// However little time there is, what prompts take is among what is measured.
+TEST(StartSteps, AChunkOfAPromptComesFirst) {
+  for (const int32_t context : {16, 97, 4096}) {
+    const std::vector<StepTime> steps = start_step_kinds(limits_of(64, 2048, context));
+    for (const size_t level : {0, 1}) EXPECT_EQ(steps[level], (StepTime{level, 16})) << context;
+  }
+}
+
 TEST(StartSteps, TheSmallestLimitsCanBePredicted) {
   for (const int32_t step_tokens : {1, 8}) {
     for (const int32_t context : {1, 2, 15, 16}) {

@@ -34,6 +34,7 @@ class Measurement {
     table_.max_step_tokens = engine_.config().limits.max_step_tokens;
     table_.max_sequences = engine_.config().limits.max_sequences;
     table_.kv_dtype = name_of(engine_.config().kv_dtype);
+    table_.steps_in_flight = engine_.config().steps_in_flight;
     for (const BenchLevel& level : options_.levels) {
       const Precision precision = engine_.computed(level.precision);
       table_.levels.push_back({precision, is_exact(precision) ? 0.0 : level.fp8_share});

@@ -39,6 +39,14 @@ constexpr int kTurns = 6, kLongTurns = 5;
 // What a step must take less, to be no noise.
 constexpr double kGain = 1.003;
 
+int32_t most_tokens(const TuneStepsOptions& options) {
+  int32_t most = 1;
+  for (const auto& counts : {options.tokens, options.checked}) {
+    for (const int tokens : counts) most = std::max(most, tokens);
+  }
+  return most;
+}
+
 std::optional<Precision> precision_of(Mode mode) {
   if (mode == Mode::kF16) return Precision::kFp16;
   if (mode == Mode::kE4M3) return Precision::kFp8W8A8;
@@ -134,15 +142,9 @@ Result<std::unique_ptr<StepTuner>> StepTuner::create(const std::string& model, c
   std::unique_ptr<StepTuner> tuner(new StepTuner(options));
   NFP_ASSIGN_OR_RETURN(DummyConfig text, read_config(model));
   NFP_ASSIGN_OR_RETURN(ModelConfig config, parse_config(text.json, model));
+  NFP_RETURN_IF_ERROR(check_tuned_steps(model, config, options));
   tuner->config_ = first_layers(std::move(config));
-  int32_t most = 1;
-  for (const auto& counts : {options.tokens, options.checked}) {
-    for (const int tokens : counts) most = std::max(most, tokens);
-  }
-  if (most > kMostDecoded && most > tuner->config_.max_context) {
-    return error(ErrorCode::kUsage, "--tokens: {} are more than the {} tokens of context that {} has", most,
-                 tuner->config_.max_context, model);
-  }
+  const int32_t most = most_tokens(options);
   tuner->source_ = make_dummy_source(std::move(text), tensors_of(tuner->config_), 0);
   auto made = make_backend("cuda", {});
   if (!made.ok()) {
@@ -314,7 +316,7 @@ Result<ModelConfig> read_tuned_config(const std::string& model) {
   return parse_config(text.json, model);
 }
 
-Result<cuda::Tuned> tune_steps(const std::string& config, const TuneStepsOptions& options) {
+Status check_tuned_steps(const std::string& model, const ModelConfig& config, const TuneStepsOptions& options) {
   for (const Mode mode : options.modes) {
     if (!precision_of(mode)) {
       return error(ErrorCode::kUsage,
@@ -322,6 +324,15 @@ Result<cuda::Tuned> tune_steps(const std::string& config, const TuneStepsOptions
                    name_of(mode));
     }
   }
+  const int32_t most = most_tokens(options);
+  if (most > kMostDecoded && most > config.max_context) {
+    return error(ErrorCode::kUsage, "--tokens: {} are more than the {} tokens of context that {} has", most,
+                 config.max_context, model);
+  }
+  return ok_status();
+}
+
+Result<cuda::Tuned> tune_steps(const std::string& config, const TuneStepsOptions& options) {
   NFP_ASSIGN_OR_RETURN(const auto tuner, StepTuner::create(config, options));
   cuda::Tuned tuned{tuner->empty_table(), {}};
   for (const Mode mode : options.modes) {

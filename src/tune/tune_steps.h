@@ -19,7 +19,7 @@
 namespace nfp {
 
 struct TuneStepsOptions {
-  std::vector<cuda::Mode> modes;  // kF16, kE4M3 or kW8A16: FP16, `fp8-w8a8` and `fp8` steps; kUsage names another
+  std::vector<cuda::Mode> modes;  // kF16, kE4M3 or kW8A16: FP16, `fp8-w8a8` and `fp8` steps
   // Tokens of a step, each one of cuda::kTokenBuckets: up to kMostDecoded sequences of one token, else one prompt.
   std::vector<int> tokens;
   // Any numbers of tokens, at which it is checked what an engine would choose by then (tune/check.h); times are a
@@ -35,6 +35,9 @@ inline constexpr int kMostDecoded = 256;
 
 // Configuration of a model as tune_steps() takes it.
 Result<ModelConfig> read_tuned_config(const std::string& model);
+
+// kUsage: no step of the model has such a mode, or so many tokens. tune_steps() asks it too.
+Status check_tuned_steps(const std::string& model, const ModelConfig& config, const TuneStepsOptions& options);
 
 // `config`: the path of a config.json, of a folder with one, or a model that ModelSource::open() takes. Its weights are
 // not read. The table has a choice for every product, mode and number of tokens that was tuned, today's where nothing

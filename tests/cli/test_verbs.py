@@ -65,10 +65,8 @@ class Tune(Scratch):
         self.assertIn("--tokens: '3' is none of", failure("tune", "--shape", "64,64", "--tokens", "3", code=2))
         self.assertIn("--modes: 'fp8' is none of", failure("tune", "--shape", "64,64", "--modes", "fp8", code=2))
         bf16 = ("tune", F16_MODEL, "--modes", "bf16", "--out", self.path("none.json"))
-        if "built without CUDA" in run("doctor")[0]:  # which is said first
-            self.assertIn("was built without CUDA", failure(*bf16))
-        else:
-            self.assertIn("--modes: no step of a model runs bf16", failure(*bf16, code=2))
+        self.assertIn("--modes: no step of a model runs bf16", failure(*bf16, code=2))  # with a GPU or without
+        self.assertIn("tokens of context that", failure("tune", F16_MODEL, "--tokens", "4096", "--out", self.path("none.json"), code=2))
         self.assertFalse(os.path.exists(self.path("none.json")))
         there = self.path("there.json")
         with open(there, "w") as file:
@@ -330,6 +328,9 @@ class ConvertAndRestore(Scratch):
                          failure("generate", F16_MODEL, "-p", "a", *how, code=2)):
                 self.assertIn(how[0], line)
                 self.assertIn("--calibrate self", line)
+        for verb in (("convert", F16_MODEL, self.path("other")), ("generate", F16_MODEL, "-p", "a", "--calibrate", "self")):
+            line = failure(*verb, "--calibrate-tokens", "524289", code=2)
+            self.assertIn("--calibrate-tokens: 524288 of the model's own", line)
         self.assertFalse(os.path.exists(self.path("other")))
         run("convert", F16_MODEL, self.path("restricted"), "--calibrate-rule", "restricted")
         config = json.loads(pathlib.Path(self.path("restricted"), "config.json").read_text())
@@ -637,6 +638,7 @@ class Perplexity(Scratch):
         decoder = json.JSONDecoder()
         one, end = decoder.raw_decode(out)
         self.assertEqual(one, json.loads(out[end:]))
+        self.assertIn("--shares", failure(*evaluate, "/dev/null", "--shares", "0.5", code=2))  # of no order
         # A calibrated checkpoint's rows say on what as well.
         nested = self.path("nested")
         run("convert", F16_MODEL, nested, "--calibrate", "self", "--calibrate-tokens", "512")
@@ -727,6 +729,12 @@ class Bench(Scratch):
         self.assertGreater(row["ttft_ms"], 0)
         self.assertNotIn("step_ms", row)
 
+    def test_rows_are_what_is_printed_without_json(self):
+        for mode in ("latency", "--batch", "1"), ("throughput", "--requests", "2"):
+            out, err = run("bench", F16_MODEL, *mode, "--input", "9", "--output", "4", "--repeats", "1", "--precisions", "fp16,fp8")
+            self.assertRegex(out, r"(?s)^fp16 .*first token.*\nfp8 .*first token")
+            self.assertEqual(err, "")
+
     def test_throughput(self):
         log = self.path("steps.csv")
         out, _ = run("bench", F16_MODEL, "throughput", "--requests", "2", "5", "--input", "9", "--output", "6",
@@ -765,6 +773,7 @@ class Bench(Scratch):
         table = json.loads(out)
         self.assertEqual((table["format"], table["version"]), ("nestedfp-step-times", 1))
         self.assertEqual([level["precision"] for level in table["levels"]], ["fp16", "fp8"])
+        self.assertEqual(table["steps_in_flight"], 1)
         for level in range(2):
             kinds = [(s["prefill_tokens"], s["prefill_context"], s["decode_sequences"]) for s in table["steps"]
                      if s["level"] == level]

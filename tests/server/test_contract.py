@@ -416,6 +416,24 @@ def test_the_log_has_counts_and_no_text(launch):
     assert "private" not in server.output() and "abcde" not in server.output()
 
 
+def test_the_log_has_what_was_refused(launch):
+    server = launch("--log-requests")
+    chat = [{"role": "user", "content": "very private"}]
+    for number, (path, body, status) in enumerate((("/v1/completions", {"prompt": "very private", "top_p": 9}, 400),
+                                                   ("/v1/chat/completions", {"messages": chat, "model": "none"}, 404),
+                                                   ("/v1/completions", '{"prompt": "very private" "x"}', 400),
+                                                   ("/v1/embeddings", {"input": "very private", "dimensions": -1}, 400),
+                                                   ("/v1/responses", {"input": "very private", "previous_response_id": "x"}, 400),
+                                                   ("/v1/messages", {"messages": chat}, 400))):
+        r = httpx.post(server.url + path, content=body if isinstance(body, str) else json.dumps(body),
+                       headers={"X-Request-Id": f"mine-{number}", "Content-Type": "application/json"})
+        assert r.status_code == status, r.text
+        lines = [one for one in server.output().splitlines() if f"request=mine-{number} " in one]
+        assert len(lines) == 1 and f" status={status} error=\"" in lines[0] and " endpoint=" in lines[0], lines
+    assert "endpoint=completions status=400 error=\"top_p is 9" in server.output()
+    assert "private" not in server.output()
+
+
 def test_the_server_listens_only_where_it_is_told(fake):
     with fake.connect():
         pass

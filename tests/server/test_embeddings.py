@@ -147,7 +147,7 @@ def test_precision_prefixes_and_metrics(launch):
     r = httpx.post(fast.url + "/v1/embeddings", json={"input": ["a"] * 5}, headers={"X-NestedFP-Precision": "exact"}).json()
     assert r["usage"]["nestedfp"]["prompt"] == {"fp16_tokens": 5, "fp8_tokens": 0}
     line = next(one for one in server.output().splitlines() if "endpoint=embeddings" in one)
-    assert "status=200" in line and "prompt_tokens=40" in line and "yyy" not in server.output()
+    assert "outcome=ok " in line and "prompt_tokens=40" in line and "yyy" not in server.output()
 
 
 # --- the demo model

@@ -112,10 +112,26 @@ def test_what_requests_ask_for(launch):
     httpx.post(server.url + "/v1/completions", json={"prompt": "y" * 40, "max_tokens": 3, "n": 4})
     httpx.post(server.url + "/v1/completions", json={"prompt": "y" * 40, "max_tokens": 7})
     assert server.metric("vllm:request_params_n_sum") == 5 and server.metric("vllm:request_params_n_count") == 2
-    assert server.metric("vllm:request_max_num_generation_tokens_sum") == 4 * 3 + 7
+    assert server.metric("vllm:request_params_max_tokens_sum") == 4 * 3 + 7
+    # As vLLM counts it: of all answers to a prompt, what the longest has.
+    httpx.post(server.url + "/v1/completions", json={"prompt": ["SAY:ab", "SAY:abcd"], "max_tokens": 30, "n": 2})
+    assert server.metric("vllm:request_max_num_generation_tokens_count") == 4
+    assert server.metric("vllm:request_max_num_generation_tokens_sum") == 3 + 7 + 3 + 5
     cached = server.metric("vllm:prompt_tokens_cached_total")
     assert cached > 0
-    assert server.metric("vllm:request_prefill_kv_computed_tokens_sum") == 5 * 40 - cached
+    prompts = server.metric("vllm:request_prompt_tokens_sum")
+    assert prompts == 5 * 40 + 2 * 6 + 2 * 8
+    assert server.metric("vllm:request_prefill_kv_computed_tokens_sum") == prompts - cached
+
+
+def test_prompts_count_with_their_first_token(launch):
+    server = launch("--step-us", 20000)
+    with httpx.stream("POST", server.url + "/v1/completions", json={"prompt": "y" * 40, "max_tokens": 500, "stream": True}) as r:
+        stream = r.iter_lines()
+        next(stream)
+        assert server.metric("vllm:prompt_tokens_total") == 40 and server.metric("vllm:request_prompt_tokens_count") == 0
+    server.wait_idle()
+    assert server.metric("vllm:prompt_tokens_total") == 40
 
 
 def test_facts_of_the_process(launch):

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -267,6 +268,46 @@ def test_conversations_are_kept(browser, launch):
     complaints(browser, server)
 
 
+def test_two_tabs_keep_what_each_says(browser, launch):
+    server = launch()
+    open_page(browser, server)
+    first = browser.session
+    browser.session = None
+    target = browser.call("Target.createTarget", url=server.url + "/")["targetId"]
+    second = browser.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+    browser.wait("document.getElementById('state').textContent === 'ready'")
+    for session, text in ((second, "SAY:one"), (first, "SAY:two"), (second, "SAY:three"), (first, "SAY:four")):
+        browser.session = session
+        browser.js(f"send('{text}')")
+        browser.wait("document.getElementById('stop').disabled")
+    for session in (first, second):
+        browser.session = session
+        browser.wait("JSON.stringify([...document.querySelectorAll('#conversations .open')].map(e => e.textContent).sort()) === '[\"SAY:one\",\"SAY:two\"]'")
+        assert browser.js("document.querySelectorAll('.msg').length") == 4
+    kept = json.loads(browser.js("localStorage.getItem(storeKey)"))
+    assert sorted([m["content"] for m in one["messages"]] for one in kept) == [["SAY:one", "one", "SAY:three", "three"],
+                                                                              ["SAY:two", "two", "SAY:four", "four"]]
+
+
+def test_a_server_that_starts_again(browser, launch):
+    server = launch()
+    open_page(browser, server)
+    time.sleep(2)
+    say(browser, "SAY:one")
+    browser.wait("slices.size > 0")
+    server.process.send_signal(signal.SIGSTOP)  # as where the network is lost: nobody says no
+    browser.wait("document.getElementById('state').textContent === 'the server does not answer'")
+    server.process.send_signal(signal.SIGCONT)
+    browser.wait("document.getElementById('state').textContent === 'ready'")
+    before = browser.js("newest")
+    server.stop()
+    browser.wait("document.getElementById('state').textContent === 'the server does not answer'")
+    again = launch("--port", server.port)
+    say(browser, "SAY:two")
+    browser.wait(f"slices.size > 0 && newest >= 0 && newest < {before}", seconds=10)
+    assert last(browser) == "two" and again.url == server.url
+
+
 def test_compare(browser, launch):
     server = launch("--fp8-says", "X", "--step-us", 2000)
     open_page(browser, server)
@@ -406,3 +447,8 @@ def test_errors_are_shown(browser, launch):
     browser.js("document.getElementById('key').value = 'secret'; document.getElementById('key').dispatchEvent(new Event('change'))")
     say(browser, "SAY:welcome")
     assert last(browser) == "welcome"
+    # Where a proxy answers for a server that is away, in HTML.
+    browser.js("window.fetch = async () => new Response('<html>', {status: 502, statusText: 'Bad Gateway'})")
+    say(browser, "SAY:away")
+    assert last(browser, ".fault") == "the server answers 502 Bad Gateway"
+    browser.wait("document.getElementById('state').textContent === 'the server answers 502 Bad Gateway'")

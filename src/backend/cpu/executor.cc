@@ -474,7 +474,8 @@ Status Executor::run(std::span<const Operation> operations) {
   });
   if (const int32_t layer = overflowed_layer_.exchange(-1, std::memory_order_relaxed); layer >= 0) {
     return error(ErrorCode::kUnsupported,
-                 "layer {}: a key or value is beyond FP16's range (65504); keep the KV cache in FP32 (--dtype-kv f32)",
+                 "layer {}: a key or value is beyond FP16's range (65504); keep the KV cache in FP32 (--dtype-kv f32, "
+                 "where the verb has it)",
                  layer);
   }
   if (const int32_t layer = infinite_layer_.exchange(-1, std::memory_order_relaxed); layer >= 0) {

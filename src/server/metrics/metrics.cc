@@ -179,6 +179,7 @@ Metrics::Metrics()
       prompt_length_(kLength),
       generation_length_(kLength),
       max_tokens_(kLength),
+      longest_(kLength),
       computed_prompt_(kLength),
       params_n_(kAnswers),
       step_time_{Histogram(kStep), Histogram(kStep), Histogram(kStep)},
@@ -209,6 +210,7 @@ void Metrics::on_step(const StepRecord& step) {
 }
 
 void Metrics::count_tokens(double fp8_share, int32_t tokens) {
+  fp8_share = std::round(fp8_share * 1000) / 1000;  // as it is written: what reads alike is one series
   for (Level& level : levels_) {
     const double share = level.share.load(std::memory_order_relaxed);
     if (share >= 0 && share != fp8_share) continue;
@@ -223,7 +225,8 @@ void Metrics::on_token_gap(double seconds) {
   token_gap_.observe(seconds);
 }
 
-void Metrics::on_first_token(double seconds) {
+void Metrics::on_first_token(double seconds, int32_t prompt_tokens) {
+  prompt_tokens_.fetch_add(static_cast<uint64_t>(prompt_tokens), std::memory_order_relaxed);
   generation_tokens_.fetch_add(1, std::memory_order_relaxed);
   ttft_.observe(seconds);
   timeline_.add_ttft(seconds);
@@ -234,14 +237,14 @@ void Metrics::on_finished(const RequestRecord& r) {
   e2e_.observe(r.e2e_s);
   queue_.observe(r.queue_s);
   prompt_length_.observe(r.usage.prompt_tokens);
-  computed_prompt_.observe(r.usage.prompt_tokens - r.usage.cached_tokens);
   if (!r.pooled) {
     generation_length_.observe(r.usage.completion_tokens);
     max_tokens_.observe(r.max_tokens);
   }
   shed_.fetch_add(r.shed ? 1 : 0, std::memory_order_relaxed);
   if (r.usage.completion_tokens == 0 && !r.pooled) return;
-  prompt_tokens_.fetch_add(static_cast<uint64_t>(r.usage.prompt_tokens), std::memory_order_relaxed);
+  if (r.pooled) prompt_tokens_.fetch_add(static_cast<uint64_t>(r.usage.prompt_tokens), std::memory_order_relaxed);
+  computed_prompt_.observe(r.usage.prompt_tokens - r.usage.cached_tokens);
   const size_t tier = r.own_targets ? 1 : 0;
   judged_[tier].fetch_add(1, std::memory_order_relaxed);
   if (r.attained) {
@@ -263,7 +266,7 @@ std::string Metrics::prometheus(const Facts& facts) const {
   const std::string labels = fmt::format("model_name=\"{}\",engine=\"0\"", escape_label(facts.model_name));
   Writer w(labels);
   write_engine(e, prefix_caching_, &w);
-  w.counter("vllm:prompt_tokens_total", prompt_tokens_, "Prompt tokens of finished requests.");
+  w.counter("vllm:prompt_tokens_total", prompt_tokens_, "Prompt tokens computed or found in the prefix cache.");
   w.counter("vllm:generation_tokens_total", generation_tokens_, "Tokens generated.");
   w.head("vllm:request_success_total", "counter", "Finished requests by reason.");
   for (size_t i = 0; i < kFinishReasons; ++i) {
@@ -277,17 +280,19 @@ std::string Metrics::prometheus(const Facts& facts) const {
   w.histogram("vllm:request_time_per_output_token_seconds", tpot_,
               "A request's mean time for a token after the first.");
   w.histogram("vllm:e2e_request_latency_seconds", e2e_, "From a request's arrival to its end.");
-  w.histogram("vllm:request_queue_time_seconds", queue_, "From arrival to being scheduled.");
+  w.histogram("vllm:request_queue_time_seconds", queue_,
+              "From arrival to being scheduled, or to the end where that never was.");
   w.histogram("vllm:request_prefill_time_seconds", prefill_, "From being scheduled to the first token.");
   w.histogram("vllm:request_decode_time_seconds", decode_, "From the first token to the last.");
   w.histogram("vllm:request_inference_time_seconds", inference_, "From being scheduled to the last token.");
   w.histogram("vllm:request_prompt_tokens", prompt_length_, "Prompt tokens of a request.");
   w.histogram("vllm:request_generation_tokens", generation_length_, "Tokens generated for a request.");
   w.histogram("vllm:request_params_max_tokens", max_tokens_, "Tokens a request was allowed.");
-  w.histogram("vllm:request_max_num_generation_tokens", max_tokens_, "The same under another of vLLM's names.");
+  w.histogram("vllm:request_max_num_generation_tokens", longest_,
+              "Tokens of the longest of the answers that a request wanted of a prompt.");
   w.histogram("vllm:request_params_n", params_n_, "Answers that a request wants of each prompt.");
   w.histogram("vllm:request_prefill_kv_computed_tokens", computed_prompt_,
-              "Prompt tokens of a request that the prefix cache did not have.");
+              "Prompt tokens of a request that the prefix cache did not have, where it gave an answer.");
 
   write_process(&w);
   if (facts.http != nullptr) facts.http->write(w.out);
@@ -325,8 +330,8 @@ std::string Metrics::prometheus(const Facts& facts) const {
       "How long the steps so far take by the table of step times that slo predicts from, without what it learnt "
       "since: beside the sum of step_time_seconds it tells how much slower than when it was measured the machine is.");
   w.value("nestedfp:table_step_time_seconds_total", by_table_.load(std::memory_order_relaxed), "");
-  w.gauge("nestedfp:oldest_wait_seconds", oldest_wait_.load(),
-          "Age of the oldest request without a token, when the last step was planned.");
+  w.gauge("nestedfp:oldest_wait_seconds", e.running + e.waiting > 0 ? oldest_wait_.load() : 0,
+          "Age of the oldest request without a token, when the last step was planned; 0 without requests.");
   w.counter("nestedfp:slo_shed_total", shed_, "Requests refused as their first token could not come in time.");
   constexpr std::string_view kTiers[] = {"tier=\"default\"", "tier=\"own\""};
   const auto by_tier = [&](std::string_view name, const auto& values, std::string_view help) {

@@ -25,7 +25,7 @@ class Metrics final : public EngineObserver {
 
   void on_step(const StepRecord& step) override;
   void on_token_gap(double seconds) override;
-  void on_first_token(double seconds) override;
+  void on_first_token(double seconds, int32_t prompt_tokens) override;
   void on_finished(const RequestRecord& request) override;
 
   struct Facts {
@@ -41,6 +41,8 @@ class Metrics final : public EngineObserver {
 
   // A request for text came: how many answers it wants of each prompt.
   void on_request(int n) { params_n_.observe(n); }
+  // All answers to one of its prompts have come: how many tokens the longest has.
+  void on_answered(int32_t longest) { longest_.observe(longest); }
 
   // Before the first request.
   void set_prefix_caching(bool on) { prefix_caching_ = on; }
@@ -59,7 +61,7 @@ class Metrics final : public EngineObserver {
   std::atomic<uint64_t> generation_tokens_{0};
   std::array<std::atomic<uint64_t>, kFinishReasons> finished_{};
   Histogram ttft_, token_gap_, tpot_, e2e_, queue_, prefill_, decode_, inference_;
-  Histogram step_tokens_, prompt_length_, generation_length_, max_tokens_, computed_prompt_, params_n_;
+  Histogram step_tokens_, prompt_length_, generation_length_, max_tokens_, longest_, computed_prompt_, params_n_;
   std::array<Histogram, kPrecisionCount> step_time_;
   // Tokens by share of FP8, in the order in which the shares occur. Engine's thread writes.
   struct Level {

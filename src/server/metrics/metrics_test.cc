@@ -26,11 +26,12 @@ bool has_line(const std::string& text, const std::string& line) {
 
 TEST(Metrics, CountsUnderVllmsNames) {
   Metrics metrics;
-  metrics.on_first_token(0.02);
+  metrics.on_first_token(0.02, 10);
   metrics.on_token_gap(0.01);
   metrics.on_token_gap(0.2);
   metrics.on_finished(finished(FinishReason::kLength, 3));
   metrics.on_finished(finished(FinishReason::kCancelled, 0));
+  metrics.on_answered(3);
   StepRecord step;
   step.precision = Precision::kFp8;
   step.tokens = 40;
@@ -46,6 +47,9 @@ TEST(Metrics, CountsUnderVllmsNames) {
   EXPECT_TRUE(has_line(text, "vllm:kv_cache_usage_perc{" + m + "} 0.25")) << text;
   EXPECT_TRUE(has_line(text, "vllm:prompt_tokens_total{" + m + "} 10"));
   EXPECT_TRUE(has_line(text, "vllm:generation_tokens_total{" + m + "} 3"));
+  EXPECT_TRUE(has_line(text, "vllm:request_prompt_tokens_sum{" + m + "} 20"));
+  EXPECT_TRUE(has_line(text, "vllm:request_prefill_kv_computed_tokens_sum{" + m + "} 10"));
+  EXPECT_TRUE(has_line(text, "vllm:request_max_num_generation_tokens_sum{" + m + "} 3"));
   EXPECT_TRUE(has_line(text, "vllm:request_success_total{" + m + ",finished_reason=\"length\"} 1"));
   EXPECT_TRUE(has_line(text, "vllm:request_success_total{" + m + ",finished_reason=\"abort\"} 1"));
   EXPECT_TRUE(has_line(text, "vllm:time_to_first_token_seconds_bucket{" + m + ",le=\"0.01\"} 0"));
@@ -84,10 +88,13 @@ TEST(Metrics, AttainmentLevelAndPredictions) {
   step.seconds = 0.010;
   metrics.on_step(step);
   step.switched = false;
+  step.fp8_share = 0.5004;
   step.predicted_s = 0.0107;
   metrics.on_step(step);
   Metrics::Facts facts;
   facts.model_name = "m";
+  EXPECT_TRUE(has_line(metrics.prometheus(facts), "nestedfp:oldest_wait_seconds{model_name=\"m\",engine=\"0\"} 0"));
+  facts.engine.running = 1;
   const std::string text = metrics.prometheus(facts);
   const std::string m = "model_name=\"m\",engine=\"0\"";
   const std::pair<std::string, std::string> lines[] = {
@@ -97,7 +104,7 @@ TEST(Metrics, AttainmentLevelAndPredictions) {
       {"slo_requests_total{" + m + ",tier=\"own\"}", "3"},
       {"slo_attained_total{" + m + ",tier=\"own\"}", "0"},
       {"slo_shed_total{" + m + "}", "1"},
-      {"fp8_share{" + m + "}", "0.5"},
+      {"fp8_share{" + m + "}", "0.5004"},
       {"oldest_wait_seconds{" + m + "}", "1.5"},
       {"level_tokens_total{" + m + ",fp8_share=\"0.500\"}", "32"},
       {"level_tokens_total{" + m + ",fp8_share=\"0.000\"}", "8"},

@@ -5,6 +5,20 @@ function headers() {
   return h;
 }
 
+// A good answer of the server, or an Error that says what is wrong. What a proxy before it answers need not be JSON.
+async function call(path, options) {
+  let response;
+  try {
+    response = await fetch(base + path, options);
+  } catch (error) {
+    throw error.name === "AbortError" ? error : new Error("the server does not answer");
+  }
+  if (response.ok) return response;
+  const told = await response.json().catch(() => null);
+  const text = told?.error?.message || `the server answers ${response.status} ${response.statusText}`.trim();
+  throw Object.assign(new Error(text), {status: response.status});
+}
+
 function settings() {
   const number = id => $(id).value === "" ? undefined : Number($(id).value);
   return {max_tokens: number("max_tokens"), temperature: number("temperature"), top_p: number("top_p"),
@@ -16,8 +30,7 @@ async function ask(body, signal, into, changed) {
   const began = performance.now();
   Object.assign(into, {content: "", thoughts: "", meta: "", fault: ""});
   try {
-    const response = await fetch(base + "/v1/chat/completions", {method: "POST", headers: headers(), body: JSON.stringify({...body, stream: true}), signal});
-    if (!response.ok) throw new Error((await response.json()).error.message);
+    const response = await call("/v1/chat/completions", {method: "POST", headers: headers(), body: JSON.stringify({...body, stream: true}), signal});
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     for (;;) {

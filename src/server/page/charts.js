@@ -155,6 +155,13 @@ function draw() {
 }
 
 function take(data) {
+  if (data.now < now) {  // the server was started again: its numbers begin anew
+    slices.clear();
+    switches.length = 0;
+    newest = -1;
+    clockOffset = 0;
+    showModel();
+  }
   now = data.now;
   sliceMs = data.slice_ms;
   if (!clockOffset) clockOffset = Date.now() - now * sliceMs;
@@ -173,9 +180,7 @@ function take(data) {
 
 async function poll() {
   try {
-    const response = await fetch(base + "/nestedfp/timeline?after=" + Math.max(newest - 2, -1));
-    const data = await response.json();
-    if (!response.ok) throw new Error(data.error.message);
+    const response = await call("/nestedfp/timeline?after=" + Math.max(newest - 2, -1), {signal: AbortSignal.timeout(5000)}), data = await response.json();
     take(data);
     const last = [1, 2, 3, 4].map(k => slices.get(now - k)).filter(Boolean);
     const rate = key => Math.round(last.reduce((sum, s) => sum + s[key], 0) * 1000 / sliceMs / 4).toLocaleString("en") + "/s";
@@ -203,36 +208,40 @@ async function poll() {
     showSwitches();
     draw();
   } catch (error) {
-    $("state").textContent = error.message || "the server does not answer";
+    $("state").textContent = error.message;
   }
   setTimeout(poll, document.hidden ? 2000 : 500);
 }
 
 async function showModel() {
   try {
-    const response = await fetch(base + "/v1/models", {headers: headers()});
-    const data = await response.json();
-    if (response.ok) {
-      const model = data.data[0], theirs = model.default_sampling_params;
-      $("model").textContent = `${model.id}, ${model.max_model_len.toLocaleString("en")} tokens of context`;
-      // What the model's authors recommend; where they say nothing, what suits most chat models.
-      const fallback = Object.keys(theirs).length ? {temperature: 1, top_p: 1, top_k: 0, min_p: 0} : {temperature: 0.7, top_p: 0.95, top_k: 40, min_p: 0.05};
-      for (const [name, value] of Object.entries({...fallback, ...theirs})) {
-        const input = $(name);
-        if (input && !input.dataset.touched) input.value = +value.toFixed(4);
-      }
-      return;
+    const response = await call("/v1/models", {headers: headers()}), data = await response.json();
+    const model = data.data[0], theirs = model.default_sampling_params;
+    $("model").textContent = `${model.id}, ${model.max_model_len.toLocaleString("en")} tokens of context`;
+    // What the model's authors recommend; where they say nothing, what suits most chat models.
+    const fallback = Object.keys(theirs).length ? {temperature: 1, top_p: 1, top_k: 0, min_p: 0} : {temperature: 0.7, top_p: 0.95, top_k: 40, min_p: 0.05};
+    for (const [name, value] of Object.entries({...fallback, ...theirs})) {
+      const input = $(name);
+      if (input && !input.dataset.touched) input.value = +value.toFixed(4);
     }
-    $("model").textContent = data.error.message;
-    if (response.status === 401) $("more").open = true;
-  } catch (error) { /* poll() shows that the server is away */ }
-  setTimeout(showModel, 2000);
+  } catch (error) {
+    if (error.status) $("model").textContent = error.message;  // else poll() shows that the server is away
+    if (error.status === 401) $("more").open = true;
+    setTimeout(showModel, 2000);
+  }
 }
 
 $("key").addEventListener("change", showModel);
 for (const name of ["temperature", "top_p", "top_k", "min_p"]) $(name).addEventListener("input", () => { $(name).dataset.touched = "1"; });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 addEventListener("resize", draw);
+// What other tabs keep is there beside what this one does, and not lost when it saves.
+addEventListener("storage", event => {
+  if (event.key !== storeKey && event.key !== null) return;
+  store.load();
+  store.all = store.all.map(one => one.id === current.id ? current : one);
+  listConversations();
+});
 store.load();
 current = store.create();
 showConversation();

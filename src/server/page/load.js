@@ -16,9 +16,8 @@
     show(rate);
     dragging = Date.now();
     try {
-      const response = await fetch(base + "/nestedfp/demo-load?rate=" + rate.toFixed(3), {method: "POST", headers: headers()});
-      if (!response.ok) text.textContent = (await response.json()).error.message;
-    } catch (error) { text.textContent = "the server does not answer"; }
+      await call("/nestedfp/demo-load?rate=" + rate.toFixed(3), {method: "POST", headers: headers()});
+    } catch (error) { text.textContent = error.message; }
   });
   // Told of each answer of the timeline.
   window.showDemoLoad = rate => {

@@ -121,13 +121,13 @@ const Api::Route Api::kRoutes[] = {
     {"GET", "/tokenizer_info", false, true, &Api::tokenizer_info},
     {"POST", "/tokenize", false, true, &Api::tokenize},
     {"POST", "/detokenize", false, true, &Api::detokenize},
-    {"POST", "/v1/completions", false, true, &Api::completions},
-    {"POST", "/v1/chat/completions", false, true, &Api::chat_completions},
-    {"POST", "/v1/embeddings", false, true, &Api::embeddings},
-    {"POST", "/v1/responses", false, true, &Api::responses},
+    {"POST", "/v1/completions", false, true, &Api::completions, "completions"},
+    {"POST", "/v1/chat/completions", false, true, &Api::chat_completions, "chat"},
+    {"POST", "/v1/embeddings", false, true, &Api::embeddings, "embeddings"},
+    {"POST", "/v1/responses", false, true, &Api::responses, "responses"},
     {"GET", "/v1/responses/", false, true, &Api::stored_response},
     {"DELETE", "/v1/responses/", false, true, &Api::delete_response},
-    {"POST", "/v1/messages", false, true, &Api::messages},
+    {"POST", "/v1/messages", false, true, &Api::messages, "messages"},
     {"POST", "/v1/messages/count_tokens", false, true, &Api::count_tokens},
 };
 
@@ -312,6 +312,7 @@ void Api::handle(http::Request request, std::shared_ptr<http::Exchange> exchange
   const Route* route = find_route(call.request.method, call.path, &path_known);
   if (route == nullptr) return reply_error(call, ApiError{404, "there is no such path", "", "not_found"});
   call.key = key_of(call.request);
+  call.logged = route->logged;
   if (call.request.body.size() <= kInlineBody || !route->needs_model) return (this->*route->run)(call);
   on_worker(call, [this, route](Call& there) { (this->*route->run)(there); });
 }
@@ -353,7 +354,14 @@ void Api::reply_json(Call& call, std::string body) const {
   reply(call, std::move(response));
 }
 
-void Api::reply_error(Call& call, const ApiError& error) const { reply(call, shaped_error(call.path, error)); }
+void Api::reply_error(Call& call, const ApiError& error) const {
+  if (!call.logged.empty() && state()->log_requests) {
+    // Where a body is no JSON the message shows a piece of it, and prompts stay out of the log.
+    log_failure(call.request_id, call.logged, error.status,
+                error.code == "invalid_json" ? "the body cannot be read as JSON" : error.message);
+  }
+  reply(call, shaped_error(call.path, error));
+}
 
 std::optional<Json> Api::json_body(Call& call) const {
   size_t bytes = 0;

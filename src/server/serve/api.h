@@ -54,6 +54,7 @@ class Api final : public http::Handler {
     bool open;  // without an API key
     bool needs_model;
     void (Api::*run)(Call&);
+    std::string_view logged = {};  // what the log calls it; empty = it has no line for each request
     bool matches(std::string_view asked) const;
   };
   static const Route kRoutes[];

@@ -18,7 +18,8 @@ inline constexpr size_t kInlineBody = 16u << 10;  // bytes of JSON; more is read
 struct Api::Call : std::enable_shared_from_this<Api::Call> {
   http::Request request;
   std::shared_ptr<http::Exchange> exchange;
-  std::string_view path;  // without the root path
+  std::string_view path;    // without the root path
+  std::string_view logged;  // see Route
   std::string request_id;
   std::vector<http::Header> headers;  // for the answer
   int key = 0;                        // which API key; 0 = there are none

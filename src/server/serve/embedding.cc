@@ -203,7 +203,7 @@ void Embedding::respond() {
   response.headers = headers_;
   response.body = std::move(out);
   exchange_->respond(std::move(response));
-  log_end(200, "ok");
+  log_end("ok");
 }
 
 void Embedding::cancel_all() {
@@ -217,16 +217,15 @@ void Embedding::fail(const ApiError& error) {
   http::Response response = error_response(error);
   response.headers.insert(response.headers.end(), headers_.begin(), headers_.end());
   exchange_->respond(std::move(response));
-  log_end(error.status, error.message.substr(0, 300));
+  if (state_->log_requests) log_failure(request_id_, "embeddings", error.status, error.message);
 }
 
-void Embedding::log_end(int status, std::string_view outcome) const {
+void Embedding::log_end(std::string_view outcome) const {
   if (!state_->log_requests) return;
   log::info(
-      "request={} endpoint=embeddings status={} outcome={} inputs={} prompt_tokens={} fp16_tokens={} fp8_tokens={} "
-      "e2e_ms={:.1f}",
-      request_id_, status, dump(Json(std::string(outcome))), request_.common.chat ? 1 : request_.common.prompts.size(),
-      usage_.prompt_tokens, usage_.prompt.fp16, usage_.prompt.fp8,
+      "request={} endpoint=embeddings outcome={} inputs={} prompt_tokens={} fp16_tokens={} fp8_tokens={} e2e_ms={:.1f}",
+      request_id_, outcome, request_.common.chat ? 1 : request_.common.prompts.size(), usage_.prompt_tokens,
+      usage_.prompt.fp16, usage_.prompt.fp8,
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - arrival_).count());
 }
 

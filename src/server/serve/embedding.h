@@ -27,8 +27,8 @@ class Embedding final : public LiveRequest {
   void respond();
   void cancel_all() override;
   void fail(const ApiError& error) override;
-  void log_disconnected() const override { log_end(499, "disconnected"); }
-  void log_end(int status, std::string_view outcome) const;
+  void log_disconnected() const override { log_end("disconnected"); }
+  void log_end(std::string_view outcome) const;
   std::string engine_id(size_t index) const;
   std::shared_ptr<Embedding> self() { return std::static_pointer_cast<Embedding>(shared_from_this()); }
 

@@ -443,6 +443,12 @@ std::vector<ToolEvent> Generation::read(Choice& choice, std::string text) const 
 
 void Generation::choice_done() {
   ended_ = true;
+  const auto samples = static_cast<size_t>(request_.best_of);
+  for (size_t first = 0; first < choices_.size(); first += samples) {
+    int32_t longest = 0;
+    for (size_t i = first; i < first + samples; ++i) longest = std::max(longest, choices_[i].usage.completion_tokens);
+    state_->metrics->on_answered(longest);
+  }
   if (request_.stream) {
     finish_stream();
   } else {
@@ -502,10 +508,7 @@ void Generation::fail(const ApiError& error) {
     response.headers.insert(response.headers.end(), headers_.begin(), headers_.end());
     exchange_->respond(std::move(response));
   }
-  if (state_->log_requests) {
-    log::info("request={} endpoint={} status={} error={}", request_id_, endpoint_of(request_), error.status,
-              dump(Json(error.message.substr(0, 300))));
-  }
+  if (state_->log_requests) log_failure(request_id_, endpoint_of(request_), error.status, error.message);
 }
 
 void Generation::log_end(std::string_view outcome) const {

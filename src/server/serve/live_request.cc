@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "server/api/json_text.h"
 
 namespace nfp::server {
 
@@ -54,6 +55,11 @@ void LiveRequest::watch_client() {
       self->log_disconnected();
     }
   });
+}
+
+void log_failure(std::string_view request_id, std::string_view endpoint, int status, std::string_view message) {
+  log::info("request={} endpoint={} status={} error={}", request_id, endpoint, status,
+            dump(Json(std::string(message.substr(0, 300)))));
 }
 
 void tell_ignored(std::vector<http::Header>& headers, std::string_view request_id,

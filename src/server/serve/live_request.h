@@ -60,6 +60,9 @@ class LiveRequest : public std::enable_shared_from_this<LiveRequest> {
   std::chrono::steady_clock::time_point arrival_ = std::chrono::steady_clock::now();
 };
 
+// The line in the log of a request that failed.
+void log_failure(std::string_view request_id, std::string_view endpoint, int status, std::string_view message);
+
 // Names fields that were ignored in the answer's headers and in the log.
 void tell_ignored(std::vector<http::Header>& headers, std::string_view request_id,
                   const std::vector<std::string>& names);

@@ -17,14 +17,7 @@ AttentionKernel choose(int dim, int rows) {
 }  // namespace
 
 AttentionKernel decode_kernel(int dim, int rows, KvType type) {
-  switch (type) {
-    case KvType::kE4m3:
-      return choose<KvType::kE4m3>(dim, rows);
-    case KvType::kBf16:
-      return choose<KvType::kBf16>(dim, rows);
-    default:
-      return choose<KvType::kF16>(dim, rows);
-  }
+  return with_kv_type(type, [&]<KvType kKv>() { return choose<kKv>(dim, rows); });
 }
 
 }  // namespace nfp::cuda

@@ -12,4 +12,17 @@ enum class KvType : uint8_t {
 };
 constexpr bool is_e4m3(KvType type) { return type == KvType::kE4m3; }
 
+// f<type>().
+template <typename F>
+auto with_kv_type(KvType type, F&& f) {
+  switch (type) {
+    case KvType::kE4m3:
+      return f.template operator()<KvType::kE4m3>();
+    case KvType::kBf16:
+      return f.template operator()<KvType::kBf16>();
+    default:
+      return f.template operator()<KvType::kF16>();
+  }
+}
+
 }  // namespace nfp::cuda

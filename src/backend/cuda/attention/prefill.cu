@@ -13,14 +13,7 @@ AttentionKernel choose(int dim) {
 }  // namespace
 
 AttentionKernel prefill_kernel(int dim, KvType type) {
-  switch (type) {
-    case KvType::kE4m3:
-      return choose<KvType::kE4m3>(dim);
-    case KvType::kBf16:
-      return choose<KvType::kBf16>(dim);
-    default:
-      return choose<KvType::kF16>(dim);
-  }
+  return with_kv_type(type, [&]<KvType kKv>() { return choose<kKv>(dim); });
 }
 
 }  // namespace nfp::cuda

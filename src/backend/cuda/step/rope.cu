@@ -38,43 +38,33 @@ __device__ __forceinline__ void load_f32(const float* from, float (&v)[kVector])
   }
 }
 
-// How numbers lie in the cache. store() returns whether they all fit.
-struct F16Store {
+__device__ __forceinline__ void narrow_pair(float low, float high, __half2& to) { to = __floats2half2_rn(low, high); }
+__device__ __forceinline__ void narrow_pair(float low, float high, __nv_bfloat162& to) {
+  to = __floats2bfloat162_rn(low, high);
+}
+
+// How numbers lie in the cache. store() returns whether they all fit. kExponents: of a pair.
+template <typename PairType, uint32_t kExponents>
+struct Store16 {
   using Element = uint16_t;
-  using Query = F16Store;  // how queries lie, and what is rotated
-  using Pair = __half2;
+  using Query = Store16;  // how queries lie, and what is rotated
+  using Pair = PairType;
   template <int kVector>
   static __device__ __forceinline__ bool store(Element* to, const float (&v)[kVector]) {
     Packed<kVector> raw;
-    auto* pairs = reinterpret_cast<__half2*>(&raw);
+    auto* pairs = reinterpret_cast<Pair*>(&raw);
     uint32_t beyond = 0;
 #pragma unroll
     for (int i = 0; i < kVector / 2; ++i) {
-      pairs[i] = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
-      beyond |= __vcmpeq2(*reinterpret_cast<const uint32_t*>(pairs + i) & 0x7c007c00u, 0x7c007c00u);
+      narrow_pair(v[2 * i], v[2 * i + 1], pairs[i]);
+      beyond |= __vcmpeq2(*reinterpret_cast<const uint32_t*>(pairs + i) & kExponents, kExponents);
     }
     *reinterpret_cast<Packed<kVector>*>(to) = raw;
     return beyond == 0;
   }
 };
-struct Bf16Store {
-  using Element = uint16_t;
-  using Query = Bf16Store;
-  using Pair = __nv_bfloat162;
-  template <int kVector>
-  static __device__ __forceinline__ bool store(Element* to, const float (&v)[kVector]) {
-    Packed<kVector> raw;
-    auto* pairs = reinterpret_cast<__nv_bfloat162*>(&raw);
-    uint32_t beyond = 0;
-#pragma unroll
-    for (int i = 0; i < kVector / 2; ++i) {
-      pairs[i] = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
-      beyond |= __vcmpeq2(*reinterpret_cast<const uint32_t*>(pairs + i) & 0x7f807f80u, 0x7f807f80u);
-    }
-    *reinterpret_cast<Packed<kVector>*>(to) = raw;
-    return beyond == 0;
-  }
-};
+using F16Store = Store16<__half2, 0x7c007c00u>;
+using Bf16Store = Store16<__nv_bfloat162, 0x7f807f80u>;
 struct E4m3Store {  // nearest even; beyond 448 becomes 448; what was infinite or no number before does not fit
   using Element = uint8_t;
   using Query = F16Store;

@@ -121,7 +121,8 @@ Status Engine::submit(Request request) {
   sequence->serial = next_serial_++;
   sequence->tokens = request.prompt;
   sequence->seed = request.sampling.seed.value_or(random_seed());
-  if (!request.sampling.ignore_eos) sequence->end_ids = config_.end_ids;
+  // Behind a grammar's end nothing restricts the text any more: it would be none of the answer that was asked for.
+  if (!request.sampling.ignore_eos || request.constraint) sequence->end_ids = config_.end_ids;
   const std::vector<int32_t>& stops = request.sampling.stop_token_ids;
   sequence->end_ids.insert(sequence->end_ids.end(), stops.begin(), stops.end());
   if (request.sampling.logit_bias.size() + sequence->end_ids.size() > kMaxRowBias) {

@@ -889,6 +889,26 @@ TEST_F(ApiTest, MinTokensAndAGrammar) {
   const Json r = ask("/v1/completions", R"({"prompt":"x","guided_regex":"a{1,3}","min_tokens":10,"max_tokens":20})");
   EXPECT_EQ(r["choices"][0]["text"], "aaa");
   EXPECT_EQ(r["choices"][0]["finish_reason"], "stop");
+  // Stop strings wait as they do without a grammar.
+  for (const char* more : {"", R"(,"guided_regex":"[a-z]{12}")"}) {
+    const Json stopped = ask(
+        "/v1/completions", fmt::format(R"({{"prompt":"x","min_tokens":5,"max_tokens":20,"stop":["b","h"]{}}})", more));
+    EXPECT_EQ(stopped["choices"][0]["text"], "abcdefg") << more;
+  }
+}
+
+TEST_F(ApiTest, AGrammarsEndIsTheAnswersWhateverIsIgnored) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  start();
+  const Json r = ask("/v1/completions", R"({"prompt":"x","guided_regex":"a{3}","ignore_eos":true,"max_tokens":20})");
+  EXPECT_EQ(r["choices"][0]["text"], "aaa");
+  EXPECT_EQ(r["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(r["usage"]["completion_tokens"], 4);
+  const Json call = ask(
+      "/v1/chat/completions",
+      R"({"messages":[{"role":"user","content":"x"}],"max_tokens":50,"ignore_eos":true,"tool_choice":"required","tools":)"
+      R"([{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{},"additionalProperties":false}}}]})");
+  EXPECT_EQ(call["choices"][0]["finish_reason"], "tool_calls") << call;
 }
 
 TEST_F(ApiTest, StrictSchemasAreEnforcedOrRefused) {

@@ -292,11 +292,9 @@ MaybeError Generation::submit_all() {
     if (prepared_.constraint) {
       request.constraint = prepared_.constraint->instantiate();
       if (sampling.min_tokens > 0) {
-        // The grammar knows whether the text may go on; the engine would forbid the end whatever it says.
         std::vector<int32_t> ends = state_->model.end_ids();
         ends.insert(ends.end(), sampling.stop_token_ids.begin(), sampling.stop_token_ids.end());
         request.constraint = with_min_tokens(std::move(request.constraint), sampling.min_tokens, std::move(ends));
-        sampling.min_tokens = 0;
       }
     }
     submissions.push_back({std::move(request), [self = self(), i](RequestOutput&& output) {

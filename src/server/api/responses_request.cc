@@ -7,9 +7,6 @@
 namespace nfp::server {
 namespace {
 
-using dialect::read_text_parts;
-using dialect::Unknown;
-
 // Items of `input`, as the messages that chat templates know.
 class Conversation {
  public:

@@ -552,7 +552,10 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
   }
 
   const bool ends = std::find(sequence.end_ids.begin(), sequence.end_ids.end(), id) != sequence.end_ids.end();
-  if (entry.detokenizer && (!ends || sampling.include_stop)) {
+  const auto shows_end = [&] {
+    return sampling.include_stop && !(sequence.request.skip_special_end && tokenizer_->is_special(id));
+  };
+  if (entry.detokenizer && (!ends || shows_end())) {
     const std::string text = entry.detokenizer->append(id);
     if (entry.usage.completion_tokens >= sampling.min_tokens) {
       output.text += entry.stop_filter->feed(text);

@@ -107,6 +107,7 @@ struct Request {
   SamplingParams sampling;
   PrecisionClass precision = PrecisionClass::kAuto;
   bool skip_special_tokens = true;  // in the text
+  bool skip_special_end = false;    // the same for one that ends it, where others stay and include_stop is set
   // What the client wants of latency, seconds; absent = the engine's targets.
   std::optional<double> slo_ttft_s, slo_itl_s;
   int32_t priority = 0;              // lower goes first

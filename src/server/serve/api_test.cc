@@ -911,6 +911,27 @@ TEST_F(ApiTest, AGrammarsEndIsTheAnswersWhateverIsIgnored) {
   EXPECT_EQ(call["choices"][0]["finish_reason"], "tool_calls") << call;
 }
 
+// Marks of calls may be special tokens and stay in the text that is read for them; the end does not.
+TEST_F(ApiTest, TheEndIsNoTextWhereCallsAreReadFromIt) {
+  start();
+  const auto message = [&](std::string_view more) -> Json {
+    return ask(
+        "/v1/chat/completions",
+        fmt::format(R"({{"messages":[{{"role":"user","content":"SAY:hi"}}],"max_tokens":50,)"
+                    R"("include_stop_str_in_output":true,"tools":[{{"type":"function","function":{{"name":"f",)"
+                    R"("parameters":{{"type":"object","properties":{{}},"additionalProperties":false}}}}}}]{}}})",
+                    more))["choices"][0]["message"];
+  };
+  EXPECT_EQ(message("")["content"], "hi");
+  EXPECT_EQ(message(R"(,"skip_special_tokens":false)")["content"], "hi<|im_end|>");
+  if (!grammars_available()) return;
+  for (const char* skip : {"true", "false"}) {
+    const Json forced = message(fmt::format(
+        R"(,"skip_special_tokens":{},"tool_choice":{{"type":"function","function":{{"name":"f"}}}})", skip));
+    EXPECT_EQ(forced["tool_calls"][0]["function"]["arguments"], "{}") << skip;
+  }
+}
+
 TEST_F(ApiTest, StrictSchemasAreEnforcedOrRefused) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
   start();

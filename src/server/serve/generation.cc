@@ -288,6 +288,8 @@ MaybeError Generation::submit_all() {
     request.priority = request_.priority;
     request.arrival = EngineClock::now();  // the engine may be in the middle of a step
     request.skip_special_tokens = request_.skip_special_tokens && !needs_special;
+    // No mark, and no part of a call's arguments.
+    request.skip_special_end = request_.skip_special_tokens || forced_call();
     request.cache_scope = scope;
     if (prepared_.constraint) {
       request.constraint = prepared_.constraint->instantiate();

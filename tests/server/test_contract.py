@@ -251,6 +251,9 @@ def test_prompts_are_truncated_from_the_left(fake):
     assert r["usage"]["prompt_tokens"] == 100 and r["choices"][0]["text"] == "yes"
     assert used(truncate_prompt_tokens=-1).json()["usage"]["prompt_tokens"] == 4096 - 10
     assert used(truncate_prompt_tokens=5000).json()["error"]["param"] == "truncate_prompt_tokens"
+    # What is left of it is what is echoed, so that offsets are those of the text.
+    choice = used(truncate_prompt_tokens=9, echo=True, logprobs=0).json()["choices"][0]
+    assert choice["text"] == "xxSAY:yesyes" and choice["logprobs"]["text_offset"] == list(range(13))
 
 
 def test_sampling_defaults(launch, tmp_path):

@@ -173,7 +173,13 @@ MaybeError Generation::prepare() {
   const int32_t wanted = request_.no_output ? 0 : request_.sampling.max_tokens.value_or(1);
   if (request_.truncate_prompt) {
     const int32_t room = std::max(1, model.bounds().max_context - wanted);
+    std::vector<size_t> sizes;
+    for (const auto& prompt : prepared_.prompts) sizes.push_back(prompt.size());
     NFP_API_TRY(truncate_prompts(*request_.truncate_prompt, room, model.bounds().max_context, &prepared_.prompts));
+    for (size_t i = 0; request_.echo && i < sizes.size(); ++i) {
+      const auto& prompt = prepared_.prompts[i];
+      if (prompt.size() < sizes[i]) prepared_.prompt_texts[i] = model.tokenizer().decode(prompt, false);
+    }
   }
   for (const auto& prompt : prepared_.prompts) {
     auto bad = validate(prompt, request_.sampling, model.bounds(), Pooling::kNone, request_.no_output);

@@ -77,8 +77,10 @@ class AnswerWriter {
   AnswerWriter(const GenerationRequest* request, const ServedModel* model, std::string id, int64_t created);
   virtual ~AnswerWriter() = default;
 
-  // Adds tokens to the lists. `first_has_none`: the first token has no log-probability (start of a prompt).
-  void add_logprobs(std::span<const OutputToken> tokens, bool first_has_none, LogprobLists* lists) const;
+  // Adds tokens to the lists. `echo`: they are the prompt, of which this text is shown, and the first of them has no
+  // log-probability.
+  void add_logprobs(std::span<const OutputToken> tokens, std::optional<std::string_view> echo,
+                    LogprobLists* lists) const;
 
   // Before a choice's first event; its usage has the prompt's counts.
   virtual void begin(std::string& out, Choice& choice) = 0;

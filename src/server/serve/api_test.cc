@@ -205,6 +205,24 @@ TEST_F(ApiTest, EchoAndLogprobsLineUp) {
   EXPECT_TRUE(choice["prompt_logprobs"][0].is_null());
 }
 
+TEST_F(ApiTest, OffsetsAreThoseOfTheText) {
+  start();
+  // Special tokens that are left out add nothing to it.
+  Json r = ask("/v1/completions", R"({"prompt":"SAY:hi","logprobs":0,"max_tokens":4,"ignore_eos":true})");
+  EXPECT_EQ(r["choices"][0]["text"], "hi");
+  EXPECT_EQ(r["choices"][0]["logprobs"]["text_offset"], Json({0, 1, 2, 2}));
+  r = ask("/v1/completions",
+          R"({"prompt":"SAY:hi","logprobs":0,"max_tokens":4,"ignore_eos":true,"skip_special_tokens":false})");
+  EXPECT_EQ(r["choices"][0]["text"], "hi<|im_end|><|im_end|>");
+  EXPECT_EQ(r["choices"][0]["logprobs"]["text_offset"], Json({0, 1, 2, 12}));
+  // An answer begins where the echo ends, whatever the prompt's tokens look like there.
+  r = ask("/v1/completions", R"({"prompt":[128,97],"echo":true,"logprobs":0,"max_tokens":1})");
+  EXPECT_EQ(r["choices"][0]["text"],
+            "\xEF\xBF\xBD"
+            "aa");
+  EXPECT_EQ(r["choices"][0]["logprobs"]["text_offset"][2], 2);
+}
+
 // Nothing comes before a prompt's only token, alone and beside longer prompts.
 TEST_F(ApiTest, APromptOfOneTokenHasItsEntryInEveryList) {
   start();

@@ -376,12 +376,12 @@ std::vector<ToolEvent> Generation::take(Choice& choice, RequestOutput& output) {
   for (const OutputToken& token : output.tokens) choice.score += token.logprob;
   if (!output.prompt_logprobs.empty()) {
     if (request_.echo && request_.wants_logprobs) {
-      writer_->add_logprobs(output.prompt_logprobs, /*first_has_none=*/true, &choice.logprobs);
+      writer_->add_logprobs(output.prompt_logprobs, choice.prompt_text, &choice.logprobs);
     }
     if (request_.prompt_logprobs) choice.prompt_logprobs = std::move(output.prompt_logprobs);
   }
   if (request_.wants_logprobs && !request_.no_output) {
-    writer_->add_logprobs(output.tokens, /*first_has_none=*/false, &choice.logprobs);
+    writer_->add_logprobs(output.tokens, std::nullopt, &choice.logprobs);
   }
   if (request_.no_output) {
     output.text.clear();

@@ -144,7 +144,7 @@ std::string join(const Choice& choice, ToolEvent::Kind kind) {
 std::string object_or_empty(const std::string& arguments) { return is_object(arguments) ? arguments : "{}"; }
 
 bool has_cut_call(const Choice& choice) {
-  return !choice.calls.empty() && choice.stop_reason.starts_with('"') && !is_object(choice.calls.back().arguments);
+  return !choice.calls.empty() && choice.stop_reason != "null" && !is_object(choice.calls.back().arguments);
 }
 
 Usage AnswerWriter::sum(std::span<const Choice> choices) const {

@@ -68,7 +68,7 @@ struct Choice {
 std::string join(const Choice& choice, ToolEvent::Kind kind);
 // Arguments that the model wrote, cut off perhaps, as an object.
 std::string object_or_empty(const std::string& arguments);
-// Whether a stop string cut the last call in the middle: then it is not for the client to make.
+// Whether a stop string or a stop token cut the last call in the middle: then it is not for the client to make.
 bool has_cut_call(const Choice& choice);
 
 // One dialect: how an answer looks in one piece, and as a stream of server-sent events (each appended with its end).

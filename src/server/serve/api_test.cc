@@ -408,7 +408,7 @@ TEST_F(ApiTest, AStreamsHeadWaitsWhereRequestsAreRefusedLate) {
   EXPECT_TRUE(exchange->head.body.ends_with("data: [DONE]\n\n"));
 }
 
-TEST_F(ApiTest, ACallThatAStopStringCutsIsNone) {
+TEST_F(ApiTest, ACallThatAStopCutsIsNone) {
   start();
   const std::string say =
       R"("content":"SAY:Hm <tool_call>{\"name\":\"f\",\"arguments\":{\"path\":\"a END b\"}}</tool_call>")";
@@ -422,6 +422,9 @@ TEST_F(ApiTest, ACallThatAStopStringCutsIsNone) {
       R"({"tools":[{"type":"function","function":{"name":"f"}}],"messages":[{"role":"user",)" + say + R"(}],"stop":)";
   EXPECT_EQ(ask("/v1/chat/completions", chat + R"(["END"]})")["choices"][0]["finish_reason"], "stop");
   EXPECT_EQ(ask("/v1/chat/completions", chat + R"(["</tool_call>"]})")["choices"][0]["finish_reason"], "tool_calls");
+  const std::string by_id = chat + R"([],"stop_token_ids":[)";  // a byte is a token
+  EXPECT_EQ(ask("/v1/chat/completions", by_id + "69]}")["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(ask("/v1/chat/completions", by_id + "257]}")["choices"][0]["finish_reason"], "tool_calls");
   for (const Json& event : stream("/v1/chat/completions", chat + R"(["END"],"stream":true})")) {
     for (const Json& choice : event["choices"]) EXPECT_NE(choice["finish_reason"], "tool_calls") << dump(event);
   }

@@ -150,7 +150,7 @@ def test_unknown_members_of_items(fake, strict, path, body, ignored):
 
 
 def test_members_that_clients_send(strict):
-    """What the types of OpenAI's and Anthropic's packages have: agents send answers back with them."""
+    """What the types of OpenAI's, Anthropic's and litellm's packages have: agents send answers back with them."""
     cache, caller = {"cache_control": {"type": "ephemeral"}}, {"type": "direct"}
     output = {"type": "output_text", "text": "t", "annotations": [], "logprobs": []}
     for path, body in (
@@ -176,7 +176,9 @@ def test_members_that_clients_send(strict):
             ("/v1/chat/completions", chat_with(
                 {"role": "user", "name": "n", **cache, "content": [{**TEXT, **cache, "prompt_cache_breakpoint": {"mode": "explicit"}}]},
                 {"role": "assistant", "content": [TEXT, {"type": "refusal", "refusal": "r"}], "name": "n", "refusal": None, "annotations": [], "audio": None,
-                 "function_call": None, "reasoning_content": "t", "tool_calls": [{**CHAT_CALL, "index": 0}]},
+                 "function_call": None, "reasoning_content": "t", "parsed": None, "provider_specific_fields": {"refusal": None},
+                 "tool_calls": [{**CHAT_CALL, "index": 0, "provider_specific_fields": None,
+                                 "function": {**CHAT_CALL["function"], "parsed_arguments": {}, "provider_specific_fields": None}}]},
                 {"role": "tool", "tool_call_id": "c", "name": "f", **cache, "content": [TEXT]},
                 tools=[{**CHAT_TOOL, **cache, "allowed_callers": ["direct"], "defer_loading": False, "input_examples": [],
                         "function": {**CHAT_TOOL["function"], **cache, "description": "d", "strict": None}}],

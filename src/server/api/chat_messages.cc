@@ -38,8 +38,10 @@ MaybeError normalize_tool_calls(const Json& calls, const std::string& where, con
     }
     const std::string at = fmt::format("{}[{}]", where, i);
     Json copy, function;
-    NFP_API_TRY(keep_known(call, at, {"id", "type", "function"}, {"index", "cache_control"}, unknown, &copy));
-    NFP_API_TRY(keep_known(call["function"], at + ".function", {"name", "arguments"}, {}, unknown, &function));
+    NFP_API_TRY(keep_known(call, at, {"id", "type", "function"}, {"index", "cache_control", "provider_specific_fields"},
+                           unknown, &copy));
+    NFP_API_TRY(keep_known(call["function"], at + ".function", {"name", "arguments"},
+                           {"parsed_arguments", "provider_specific_fields"}, unknown, &function));
     if (function.contains("arguments") && function["arguments"].is_string()) {
       const std::string text = function["arguments"].get<std::string>();
       auto parsed = parse_json(text.empty() ? "{}" : text);
@@ -140,7 +142,10 @@ MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Jso
       // "reasoning" is vLLM's newer name.
       if (!text.empty()) kept.emplace(name == std::string_view("reasoning") ? "reasoning_content" : name, text);
     }
-    for (const char* name : {"refusal", "annotations", "cache_control"}) fields.without_effect(name);
+    // The last two are openai's and litellm's own, in answers that are sent back.
+    for (const char* name : {"refusal", "annotations", "cache_control", "parsed", "provider_specific_fields"}) {
+      fields.without_effect(name);
+    }
     for (const char* name : {"audio", "function_call"}) {
       NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
     }

@@ -152,14 +152,14 @@ def test_unknown_members_of_items(fake, strict, path, body, ignored):
 def test_members_that_clients_send(strict):
     """What the types of OpenAI's, Anthropic's and litellm's packages have: agents send answers back with them."""
     cache, caller = {"cache_control": {"type": "ephemeral"}}, {"type": "direct"}
-    output = {"type": "output_text", "text": "t", "annotations": [], "logprobs": []}
+    output = {"type": "output_text", "text": "t", "annotations": [], "logprobs": [], "parsed": None}
     for path, body in (
             ("/v1/responses", with_input(
                 {"type": "message", "role": "user", "status": "completed", "content": [{"type": "input_text", "text": "t", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
                 {"type": "reasoning", "id": "r", "status": None, "summary": [{"type": "summary_text", "text": "t"}], "encrypted_content": None,
                  "content": [{"type": "reasoning_text", "text": "t"}]},
                 {"type": "message", "role": "assistant", "id": "m", "status": "completed", "phase": "commentary", "content": [output]},
-                {**CALL, "id": "f", "status": "completed", "caller": caller, "namespace": "n", "async": False},
+                {**CALL, "id": "f", "status": "completed", "caller": caller, "namespace": "n", "async": False, "parsed_arguments": {}},
                 {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "o"}], "id": "o", "status": "completed",
                  "caller": caller, "name": "f", "namespace": "n"})
              | {"tools": [{**FUNCTION, "strict": False, "description": None, "async": False, "allowed_callers": ["direct"], "defer_loading": False,

@@ -88,9 +88,9 @@ MaybeError read_text_parts(const Json& content, const std::string& where, std::i
     if (!part.contains(field) || !part[field].is_string()) {
       return bad_request(at, fmt::format("'{}.{}' must be a string", at, field));
     }
-    NFP_API_TRY(unknown.check(
-        part, at,
-        {"type", field, "id", "annotations", "logprobs", "prompt_cache_breakpoint", "cache_control", "citations"}));
+    NFP_API_TRY(unknown.check(part, at,
+                              {"type", field, "id", "annotations", "logprobs", "prompt_cache_breakpoint",
+                               "cache_control", "citations", "parsed"}));
     if (i > 0) *out += '\n';
     *out += part[field].get_ref<const std::string&>();
   }

@@ -64,7 +64,7 @@ class Conversation {
   }
 
   MaybeError call(Fields& fields, const std::string& where) {
-    ignore(fields, {"namespace", "caller", "async"});
+    ignore(fields, {"namespace", "caller", "async", "parsed_arguments"});
     std::string id, name, arguments;
     NFP_API_TRY(fields.get("call_id", &id));
     NFP_API_TRY(fields.get("name", &name));

@@ -121,7 +121,8 @@ Status Engine::submit(Request request) {
   sequence->serial = next_serial_++;
   sequence->tokens = request.prompt;
   sequence->seed = request.sampling.seed.value_or(random_seed());
-  if (!request.sampling.ignore_eos) sequence->end_ids = config_.end_ids;
+  // Behind a grammar's end nothing restricts the text any more: it would be none of the answer that was asked for.
+  if (!request.sampling.ignore_eos || request.constraint) sequence->end_ids = config_.end_ids;
   const std::vector<int32_t>& stops = request.sampling.stop_token_ids;
   sequence->end_ids.insert(sequence->end_ids.end(), stops.begin(), stops.end());
   if (request.sampling.logit_bias.size() + sequence->end_ids.size() > kMaxRowBias) {
@@ -559,7 +560,10 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
   }
 
   const bool ends = std::find(sequence.end_ids.begin(), sequence.end_ids.end(), id) != sequence.end_ids.end();
-  if (entry.detokenizer && (!ends || sampling.include_stop)) {
+  const auto shows_end = [&] {
+    return sampling.include_stop && !(sequence.request.skip_special_end && tokenizer_->is_special(id));
+  };
+  if (entry.detokenizer && (!ends || shows_end())) {
     const std::string text = entry.detokenizer->append(id);
     if (entry.usage.completion_tokens >= sampling.min_tokens) {
       output.text += entry.stop_filter->feed(text);

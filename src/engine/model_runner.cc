@@ -41,7 +41,9 @@ SamplingRow sampling_row(const Sequence& sequence) {
   return row;
 }
 
-bool forbids_end(const Sequence& sequence) { return sequence.output_size() < sequence.request.sampling.min_tokens; }
+bool forbids_end(const Sequence& sequence) {
+  return !sequence.request.constraint && sequence.output_size() < sequence.request.sampling.min_tokens;
+}
 
 uint32_t needs_of(const Sequence& sequence) {
   const SamplingParams& p = sequence.request.sampling;

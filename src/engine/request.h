@@ -30,11 +30,13 @@ struct SamplingParams {
   std::vector<std::pair<int32_t, float>> logit_bias;
 
   std::optional<int32_t> max_tokens;  // absent = until the context is full
-  int32_t min_tokens = 0;             // end-of-generation and stop ids are forbidden before
-  std::vector<std::string> stop;      // generation ends before the first of these appears in the text
+  // Stop strings do not count before, and end-of-generation and stop ids are forbidden; these not where there is a
+  // constraint, which alone knows whether the text may go on.
+  int32_t min_tokens = 0;
+  std::vector<std::string> stop;  // generation ends before the first of these appears in the text
   std::vector<int32_t> stop_token_ids;
   bool include_stop = false;  // leave the stop string (or stop token's text) in the output
-  bool ignore_eos = false;
+  bool ignore_eos = false;    // but for the end of a constraint's text
 
   bool logprobs = false;                   // report each token's log-probability
   int32_t top_logprobs = 0;                // and this many likeliest alternatives
@@ -105,6 +107,7 @@ struct Request {
   SamplingParams sampling;
   PrecisionClass precision = PrecisionClass::kAuto;
   bool skip_special_tokens = true;  // in the text
+  bool skip_special_end = false;    // the same for one that ends it, where others stay and include_stop is set
   // What the client wants of latency, seconds; absent = the engine's targets.
   std::optional<double> slo_ttft_s, slo_itl_s;
   int32_t priority = 0;              // lower goes first

@@ -91,7 +91,17 @@ def with_messages(*blocks, role="assistant", **more):
     return {"max_tokens": 9, "messages": [{"role": "user", "content": "q"}, {"role": role, "content": [*blocks]}, {"role": "user", "content": "SAY:x"}], **more}
 
 
+def chat_with(*messages, **more):
+    return {"max_tokens": 9, "messages": [{"role": "user", "content": "q"}, *messages, {"role": "user", "content": "SAY:x"}], **more}
+
+
+def called(call):
+    return chat_with({"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "o"})
+
+
 TEXT = {"type": "text", "text": "t"}
+CHAT_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CHAT_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 TOOL_USE = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -117,6 +127,20 @@ CLAUDES = {"name": "f", "input_schema": {"type": "object"}}
     ("/v1/responses", {**with_input(), "tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "mod": "auto", "tools": [{"name": "f"}]}}, "tool_choice.mod"),
     ("/v1/messages", with_messages(TEXT, tools=[CLAUDES], tool_choice={"type": "auto", "disable_parallel_tool_calls": True}),
      "tool_choice.disable_parallel_tool_calls"),
+    ("/v1/chat/completions", chat_with({"role": "user", "content": [TEXT, {**TEXT, "detail": 1}]}), "messages[1].content[1].detail"),
+    ("/v1/chat/completions", called({**CHAT_CALL, "output": "o"}), "messages[1].tool_calls[0].output"),
+    ("/v1/chat/completions", called({**CHAT_CALL, "function": {"name": "f", "argument": "{}"}}), "messages[1].tool_calls[0].function.argument"),
+    ("/v1/chat/completions", chat_with(tools=[{**CHAT_TOOL, "name": "f"}]), "tools[0].name"),
+    ("/v1/chat/completions", chat_with(tools=[CHAT_TOOL, {"type": "function", "function": {"name": "g", "parameter": {}}}]), "tools[1].function.parameter"),
+    ("/v1/chat/completions", chat_with(tools=[CHAT_TOOL], tool_choice={"type": "function", "name": "f", "function": {"name": "f"}}), "tool_choice.name"),
+    ("/v1/chat/completions", chat_with(tools=[CHAT_TOOL], tool_choice={"type": "function", "function": {"name": "f", "strict": True}}),
+     "tool_choice.function.strict"),
+    ("/v1/chat/completions", chat_with(tools=[CHAT_TOOL], tool_choice={"type": "allowed_tools", "mode": "auto", "allowed_tools": {"tools": [CHAT_TOOL]}}),
+     "tool_choice.mode"),
+    ("/v1/chat/completions", chat_with(tools=[CHAT_TOOL], tool_choice={"type": "allowed_tools", "allowed_tools": {"mod": "required", "tools": [CHAT_TOOL]}}),
+     "tool_choice.allowed_tools.mod"),
+    ("/tokenize", {"messages": [{"role": "user", "content": [{**TEXT, "detail": 1}]}]}, "messages[0].content[0].detail"),
+    ("/tokenize", {"messages": [{"role": "user", "content": "t"}], "tools": [{**CHAT_TOOL, "name": "f"}]}, "tools[0].name"),
 ])
 def test_unknown_members_of_items(fake, strict, path, body, ignored):
     r = httpx.post(fake.url + path, json=body)
@@ -126,16 +150,16 @@ def test_unknown_members_of_items(fake, strict, path, body, ignored):
 
 
 def test_members_that_clients_send(strict):
-    """What the types of OpenAI's and Anthropic's packages have: agents send answers back with them."""
+    """What the types of OpenAI's, Anthropic's and litellm's packages have: agents send answers back with them."""
     cache, caller = {"cache_control": {"type": "ephemeral"}}, {"type": "direct"}
-    output = {"type": "output_text", "text": "t", "annotations": [], "logprobs": []}
+    output = {"type": "output_text", "text": "t", "annotations": [], "logprobs": [], "parsed": None}
     for path, body in (
             ("/v1/responses", with_input(
                 {"type": "message", "role": "user", "status": "completed", "content": [{"type": "input_text", "text": "t", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
                 {"type": "reasoning", "id": "r", "status": None, "summary": [{"type": "summary_text", "text": "t"}], "encrypted_content": None,
                  "content": [{"type": "reasoning_text", "text": "t"}]},
                 {"type": "message", "role": "assistant", "id": "m", "status": "completed", "phase": "commentary", "content": [output]},
-                {**CALL, "id": "f", "status": "completed", "caller": caller, "namespace": "n", "async": False},
+                {**CALL, "id": "f", "status": "completed", "caller": caller, "namespace": "n", "async": False, "parsed_arguments": {}},
                 {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "o"}], "id": "o", "status": "completed",
                  "caller": caller, "name": "f", "namespace": "n"})
              | {"tools": [{**FUNCTION, "strict": False, "description": None, "async": False, "allowed_callers": ["direct"], "defer_loading": False,
@@ -148,7 +172,17 @@ def test_members_that_clients_send(strict):
                         "eager_input_streaming": None, "input_examples": []}])),
             ("/v1/messages", with_messages(
                 {"type": "tool_result", "tool_use_id": "c", "content": [{**TEXT, **cache, "citations": None}], "is_error": False, "toolset_name": None, **cache},
-                role="user"))):
+                role="user")),
+            ("/v1/chat/completions", chat_with(
+                {"role": "user", "name": "n", **cache, "content": [{**TEXT, **cache, "prompt_cache_breakpoint": {"mode": "explicit"}}]},
+                {"role": "assistant", "content": [TEXT, {"type": "refusal", "refusal": "r"}], "name": "n", "refusal": None, "annotations": [], "audio": None,
+                 "function_call": None, "reasoning_content": "t", "parsed": None, "provider_specific_fields": {"refusal": None},
+                 "tool_calls": [{**CHAT_CALL, "index": 0, "provider_specific_fields": None,
+                                 "function": {**CHAT_CALL["function"], "parsed_arguments": {}, "provider_specific_fields": None}}]},
+                {"role": "tool", "tool_call_id": "c", "name": "f", **cache, "content": [TEXT]},
+                tools=[{**CHAT_TOOL, **cache, "allowed_callers": ["direct"], "defer_loading": False, "input_examples": [],
+                        "function": {**CHAT_TOOL["function"], **cache, "description": "d", "strict": None}}],
+                tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [CHAT_TOOL]}}))):
         r = httpx.post(strict.url + path, json=body)
         assert r.status_code == 200, r.text
 
@@ -219,6 +253,9 @@ def test_prompts_are_truncated_from_the_left(fake):
     assert r["usage"]["prompt_tokens"] == 100 and r["choices"][0]["text"] == "yes"
     assert used(truncate_prompt_tokens=-1).json()["usage"]["prompt_tokens"] == 4096 - 10
     assert used(truncate_prompt_tokens=5000).json()["error"]["param"] == "truncate_prompt_tokens"
+    # What is left of it is what is echoed, so that offsets are those of the text.
+    choice = used(truncate_prompt_tokens=9, echo=True, logprobs=0).json()["choices"][0]
+    assert choice["text"] == "xxSAY:yesyes" and choice["logprobs"]["text_offset"] == list(range(13))
 
 
 def test_sampling_defaults(launch, tmp_path):

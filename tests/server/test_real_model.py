@@ -83,6 +83,34 @@ def test_structured_output(client):
         assert set(json.loads(text)) == {"city", "population"}, text
 
 
+def test_grammars_and_seeds_under_preemption(launch_real, step_times):
+    """Where the cache is too small for all and the precision changes at every step, each answer is still the one that its seed
+    gives alone."""
+    server = launch_real("--step-times", step_times, "--max-model-len", 300, "--kv-cache-memory", "10MB", "--precision-policy", "alternate:1",
+                         "--grammar-compile-timeout", 200)
+    schema = {"type": "object", "properties": {"name": {"type": "string", "minLength": 30, "maxLength": 90}, "old": {"type": "boolean"}},
+              "required": ["name", "old"], "additionalProperties": False}
+    kinds = [{}, {"repetition_penalty": 1.3, "min_tokens": 50}]
+    if httpx.get(server.url + "/v1/models").json()["data"][0]["grammars"]:
+        kinds += [{"guided_json": schema}, {"guided_regex": "([a-z]{2,9} ){8,30}end", "ignore_eos": True, "frequency_penalty": 1.0}]
+
+    def answer(i, **more):
+        return httpx.post(server.url + "/v1/completions", timeout=300, json={
+            "prompt": PROMPTS[i % len(PROMPTS)] * 4, "max_tokens": 70, "temperature": 1, "seed": i, "logprobs": 2, "precision": "exact", "return_token_ids": True,
+            **kinds[i % len(kinds)], **more}).json()["choices"][0]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(answer, range(8)))
+    assert server.metric("vllm:num_preemptions_total") > 0
+    for i, choice in enumerate(together):
+        assert choice == answer(i, cache_salt=str(i)), kinds[i % len(kinds)]  # nothing of it is cached
+        if choice["finish_reason"] == "stop" and "guided_json" in kinds[i % len(kinds)]:
+            assert set(json.loads(choice["text"])) == {"name", "old"}
+        if choice["finish_reason"] == "stop" and "guided_regex" in kinds[i % len(kinds)]:
+            assert re.fullmatch(kinds[i % len(kinds)]["guided_regex"], choice["text"])
+    assert server.metric("vllm:kv_cache_usage_perc") == 0
+
+
 def test_a_burst_makes_it_switch(launch_real, step_times, tmp_path):
     """What docs/slo.md shows a new user: a burst, played by replay against a server that decides by deadlines. Each request names
     its targets, which follow from what this machine needs: the same load is nothing to a GPU and too much for two cores."""

@@ -6,9 +6,7 @@
 namespace nfp::server {
 namespace {
 
-using dialect::read_text_parts;
 using dialect::text_field;
-using dialect::Unknown;
 
 // A tool's result as text; an error says that it is one.
 MaybeError tool_result(const Json& block, const std::string& where, const Unknown& unknown, Json* messages) {

@@ -7,50 +7,41 @@
 namespace nfp::server {
 namespace {
 
-// Text parts are joined; a part of any other type is an error that names it.
-MaybeError flatten_content(const Json& content, const std::string& where, std::string* out) {
-  if (content.is_string()) {
-    *out = content.get<std::string>();
-    return std::nullopt;
-  }
-  if (!content.is_array()) {
-    return bad_request(where, fmt::format("'{}' must be a string or a list of parts", where));
-  }
-  bool first = true;
-  for (size_t i = 0; i < content.size(); ++i) {
-    const Json& part = content[i];
-    const auto field = [&](const char* name) {
-      return part.is_object() && part.contains(name) && part[name].is_string() ? part[name].get<std::string>()
-                                                                               : std::string();
-    };
-    const std::string type = field("type");
-    if (part.is_object() && (type == "text" || type == "refusal") && part.contains(type) && part[type].is_string()) {
-      if (!first) *out += '\n';
-      *out += part[type].get_ref<const std::string&>();
-      first = false;
-    } else if (!type.empty() && type != "text") {
-      return bad_request(where, fmt::format("'{}[{}]': parts of type '{}' are not supported; only text is", where, i,
-                                            type.substr(0, 32)));
-    } else {
-      return bad_request(where, fmt::format("'{}[{}]' must be {{\"type\": \"text\", \"text\": ...}}", where, i));
-    }
+using Names = std::initializer_list<const char*>;
+
+// Of an object that templates see, the members that say something, in their order. Those in `inert` are known to say
+// nothing here.
+MaybeError keep_known(const Json& object, const std::string& where, Names known, Names inert, const Unknown& unknown,
+                      Json* out) {
+  Fields fields(object, where);
+  for (const char* name : known) fields.without_effect(name);
+  for (const char* name : inert) fields.without_effect(name);
+  NFP_API_TRY(fields.rest(unknown.limits, unknown.ignored));
+  *out = Json::object();
+  for (const auto& [name, value] : object.items()) {
+    if (std::find(known.begin(), known.end(), name) != known.end()) (*out)[name] = value;
   }
   return std::nullopt;
 }
 
 // OpenAI's clients send a call's arguments as text; templates print them as JSON.
-MaybeError normalize_tool_calls(const Json& calls, const std::string& where, Json* out) {
+MaybeError normalize_tool_calls(const Json& calls, const std::string& where, const Unknown& unknown, Json* out) {
   if (!calls.is_array()) return bad_request(where, fmt::format("'{}' must be a list", where));
   *out = Json::array();
-  for (const Json& call : calls) {
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const Json& call = calls[i];
     const bool shaped = call.is_object() && call.contains("function") && call["function"].is_object() &&
                         call["function"].contains("name") && call["function"]["name"].is_string();
     if (!shaped) {
       return bad_request(where,
                          fmt::format("each entry of '{}' must have 'function' with 'name' and 'arguments'", where));
     }
-    Json copy = call;
-    Json& function = copy["function"];
+    const std::string at = fmt::format("{}[{}]", where, i);
+    Json copy, function;
+    NFP_API_TRY(keep_known(call, at, {"id", "type", "function"}, {"index", "cache_control", "provider_specific_fields"},
+                           unknown, &copy));
+    NFP_API_TRY(keep_known(call["function"], at + ".function", {"name", "arguments"},
+                           {"parsed_arguments", "provider_specific_fields"}, unknown, &function));
     if (function.contains("arguments") && function["arguments"].is_string()) {
       const std::string text = function["arguments"].get<std::string>();
       auto parsed = parse_json(text.empty() ? "{}" : text);
@@ -65,12 +56,46 @@ MaybeError normalize_tool_calls(const Json& calls, const std::string& where, Jso
       return bad_request(where, fmt::format("'{}': the arguments of '{}' are not a JSON object", where,
                                             function["name"].get<std::string>().substr(0, 64)));
     }
+    copy["function"] = std::move(function);
     out->push_back(std::move(copy));
   }
   return std::nullopt;
 }
 
 }  // namespace
+
+MaybeError read_text_parts(const Json& content, const std::string& where, std::initializer_list<std::string_view> types,
+                           const Unknown& unknown, std::string* out) {
+  if (content.is_string()) {
+    *out = content.get<std::string>();
+    return std::nullopt;
+  }
+  if (!content.is_array()) {
+    return bad_request(where, fmt::format("'{}' must be a string or a list of parts", where));
+  }
+  for (size_t i = 0; i < content.size(); ++i) {
+    const Json& part = content[i];
+    const std::string at = fmt::format("{}[{}]", where, i);
+    if (!part.is_object() || !part.contains("type") || !part["type"].is_string()) {
+      return bad_request(at, fmt::format("'{}' must be an object with a 'type'", at));
+    }
+    const auto& type = part["type"].get_ref<const std::string&>();
+    if (std::find(types.begin(), types.end(), type) == types.end()) {
+      return bad_request(at, fmt::format("'{}': parts of type '{}' are not supported here; only {}", at,
+                                         type.substr(0, 32), fmt::join(types, ", ")));
+    }
+    const char* field = type == "refusal" ? "refusal" : "text";
+    if (!part.contains(field) || !part[field].is_string()) {
+      return bad_request(at, fmt::format("'{}.{}' must be a string", at, field));
+    }
+    NFP_API_TRY(unknown.check(part, at,
+                              {"type", field, "id", "annotations", "logprobs", "prompt_cache_breakpoint",
+                               "cache_control", "citations", "parsed"}));
+    if (i > 0) *out += '\n';
+    *out += part[field].get_ref<const std::string&>();
+  }
+  return std::nullopt;
+}
 
 MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Json* out,
                           std::vector<std::string>* ignored) {
@@ -80,6 +105,7 @@ MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Jso
                                                limits.max_messages));
   }
   *out = Json::array();
+  const Unknown unknown = {limits, ignored};
   for (size_t i = 0; i < messages.size(); ++i) {
     const Json& message = messages[i];
     const std::string where = fmt::format("messages[{}]", i);
@@ -98,7 +124,7 @@ MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Jso
     const Json* given = fields.find("content");
     const Json* calls = fields.find("tool_calls");
     if (given != nullptr) {
-      NFP_API_TRY(flatten_content(*given, where + ".content", &content));
+      NFP_API_TRY(read_text_parts(*given, where + ".content", {"text", "refusal"}, unknown, &content));
     } else if (role != "assistant") {
       return bad_request(where + ".content", fmt::format("'{}.content' is missing", where));
     }
@@ -107,7 +133,7 @@ MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Jso
       if (role != "assistant")
         return bad_request(where, fmt::format("'{}': only an assistant has 'tool_calls'", where));
       Json normalized;
-      NFP_API_TRY(normalize_tool_calls(*calls, where + ".tool_calls", &normalized));
+      NFP_API_TRY(normalize_tool_calls(*calls, where + ".tool_calls", unknown, &normalized));
       if (!normalized.empty()) kept["tool_calls"] = std::move(normalized);
     }
     for (const char* name : {"name", "tool_call_id", "reasoning_content", "reasoning"}) {
@@ -116,7 +142,10 @@ MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Jso
       // "reasoning" is vLLM's newer name.
       if (!text.empty()) kept.emplace(name == std::string_view("reasoning") ? "reasoning_content" : name, text);
     }
-    for (const char* name : {"refusal", "annotations"}) fields.without_effect(name);
+    // The last two are openai's and litellm's own, in answers that are sent back.
+    for (const char* name : {"refusal", "annotations", "cache_control", "parsed", "provider_specific_fields"}) {
+      fields.without_effect(name);
+    }
     for (const char* name : {"audio", "function_call"}) {
       NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
     }
@@ -152,7 +181,7 @@ ApiError unenforced_error(const std::vector<std::string>& keywords, std::string_
       "unsupported_parameter");
 }
 
-MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out,
+MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out, std::vector<std::string>* ignored,
                        std::vector<std::string>* unenforced) {
   if (!tools.is_array()) return bad_request("tools", "'tools' must be a list");
   if (tools.size() > static_cast<size_t>(limits.max_tools)) {
@@ -160,6 +189,8 @@ MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out
                        fmt::format("'tools' has {} entries; at most {} are allowed", tools.size(), limits.max_tools));
   }
   size_t bytes = 0;
+  const Unknown unknown = {limits, ignored};
+  Json kept = Json::array();
   for (size_t i = 0; i < tools.size(); ++i) {
     const Json& tool = tools[i];
     const std::string where = fmt::format("tools[{}]", i);
@@ -203,8 +234,15 @@ MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out
                                               limits.max_schema_depth));
       }
     }
+    Json& known = kept.emplace_back();
+    NFP_API_TRY(keep_known(tool, where, {"type", "function"},
+                           {"cache_control", "allowed_callers", "defer_loading", "input_examples"}, unknown, &known));
+    // "return" and "response" are none of OpenAI's, but templates read them.
+    NFP_API_TRY(keep_known(function, where + ".function",
+                           {"name", "description", "parameters", "strict", "return", "response"}, {"cache_control"},
+                           unknown, &known["function"]));
   }
-  if (!tools.empty()) *out = tools;
+  if (!kept.empty()) *out = std::move(kept);
   return std::nullopt;
 }
 

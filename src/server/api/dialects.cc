@@ -57,46 +57,6 @@ std::string text_field(const Json& object, const char* name) {
                                                                                  : std::string();
 }
 
-MaybeError Unknown::check(const Json& object, const std::string& where,
-                          std::initializer_list<const char*> known) const {
-  Fields fields(object, where);
-  for (const char* name : known) fields.without_effect(name);
-  return fields.rest(limits, ignored);
-}
-
-MaybeError read_text_parts(const Json& content, const std::string& where, std::initializer_list<std::string_view> types,
-                           const Unknown& unknown, std::string* out) {
-  if (content.is_string()) {
-    *out = content.get<std::string>();
-    return std::nullopt;
-  }
-  if (!content.is_array()) {
-    return bad_request(where, fmt::format("'{}' must be a string or a list of parts", where));
-  }
-  for (size_t i = 0; i < content.size(); ++i) {
-    const Json& part = content[i];
-    const std::string at = fmt::format("{}[{}]", where, i);
-    if (!part.is_object() || !part.contains("type") || !part["type"].is_string()) {
-      return bad_request(at, fmt::format("'{}' must be an object with a 'type'", at));
-    }
-    const auto& type = part["type"].get_ref<const std::string&>();
-    if (std::find(types.begin(), types.end(), type) == types.end()) {
-      return bad_request(at, fmt::format("'{}': parts of type '{}' are not supported here; only {}", at,
-                                         type.substr(0, 32), fmt::join(types, ", ")));
-    }
-    const char* field = type == "refusal" ? "refusal" : "text";
-    if (!part.contains(field) || !part[field].is_string()) {
-      return bad_request(at, fmt::format("'{}.{}' must be a string", at, field));
-    }
-    NFP_API_TRY(unknown.check(
-        part, at,
-        {"type", field, "id", "annotations", "logprobs", "prompt_cache_breakpoint", "cache_control", "citations"}));
-    if (i > 0) *out += '\n';
-    *out += part[field].get_ref<const std::string&>();
-  }
-  return std::nullopt;
-}
-
 MaybeError parse_as_chat(const Json& chat, const RequestLimits& limits, std::initializer_list<Renamed> names,
                          GenerationRequest* out) {
   MaybeError error = parse_chat(chat, limits, out);

@@ -33,15 +33,6 @@ namespace dialect {
 void pass_on(Fields& fields, Json* chat);
 // The string of a field; empty where there is none.
 std::string text_field(const Json& object, const char* name);
-// What comes of members that are not known, of the objects inside a request: as Fields::rest() has it.
-struct Unknown {
-  const RequestLimits& limits;
-  std::vector<std::string>* ignored;
-  MaybeError check(const Json& object, const std::string& where, std::initializer_list<const char*> known) const;
-};
-// Text of a string or of a list of parts whose type is one of `types`; parts are separated by line breaks.
-MaybeError read_text_parts(const Json& content, const std::string& where, std::initializer_list<std::string_view> types,
-                           const Unknown& unknown, std::string* out);
 // A field of chat completions, and the one that this API's clients know. What begins with "]" is of every tool.
 struct Renamed {
   std::string_view from, to;

@@ -110,4 +110,11 @@ MaybeError Fields::rest(const RequestLimits& limits, std::vector<std::string>* i
   return std::nullopt;
 }
 
+MaybeError Unknown::check(const Json& object, const std::string& where,
+                          std::initializer_list<const char*> known) const {
+  Fields fields(object, where);
+  for (const char* name : known) fields.without_effect(name);
+  return fields.rest(limits, ignored);
+}
+
 }  // namespace nfp::server

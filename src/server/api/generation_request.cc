@@ -391,6 +391,7 @@ MaybeError parse_allowed_tools(const Json& choice, const RequestLimits& limits, 
     const auto name = tool["function"].find("name");
     if (name != tool["function"].end() && name->is_string()) names.insert(name->get_ref<const std::string&>());
   }
+  NFP_API_TRY(inner.rest(limits, &out->ignored));
   Json kept = Json::array();
   for (const Json& tool : out->tools) {
     if (names.contains(tool["function"]["name"].get_ref<const std::string&>())) kept.push_back(tool);
@@ -398,7 +399,7 @@ MaybeError parse_allowed_tools(const Json& choice, const RequestLimits& limits, 
   if (kept.empty()) return bad_request("tool_choice", "'tool_choice' allows no function of 'tools'");
   out->tool_choice = mode == "auto" ? ToolChoice::kAuto : ToolChoice::kRequired;
   out->unenforced.clear();
-  return parse_tools(kept, limits, &out->tools, &out->unenforced);
+  return parse_tools(kept, limits, &out->tools, &out->ignored, &out->unenforced);
 }
 
 MaybeError parse_tool_choice(Fields& fields, const RequestLimits& limits, GenerationRequest* out) {
@@ -421,7 +422,9 @@ MaybeError parse_tool_choice(Fields& fields, const RequestLimits& limits, Genera
     out->tool_choice = text == "auto" ? ToolChoice::kAuto : ToolChoice::kRequired;
     return std::nullopt;
   }
+  const Unknown unknown = {limits, &out->ignored};
   if (choice->is_object() && choice->value("type", Json()) == "allowed_tools") {
+    NFP_API_TRY(unknown.check(*choice, "tool_choice", {"type", "allowed_tools"}));
     return parse_allowed_tools(*choice, limits, out);
   }
   const Json* function = nullptr;
@@ -432,6 +435,8 @@ MaybeError parse_tool_choice(Fields& fields, const RequestLimits& limits, Genera
       !(*function)["name"].is_string()) {
     return bad_request("tool_choice", "'tool_choice' must be none, auto, required, a function, or allowed_tools");
   }
+  NFP_API_TRY(unknown.check(*choice, "tool_choice", {"type", "function"}));
+  NFP_API_TRY(unknown.check(*function, "tool_choice.function", {"name"}));
   out->tool_choice = ToolChoice::kNamed;
   out->tool_name = (*function)["name"].get<std::string>();
   if (have_tools) {
@@ -560,7 +565,9 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
   const Json* messages = fields.find("messages");
   if (messages == nullptr) return bad_request("messages", "'messages' is missing");
   NFP_API_TRY(parse_messages(*messages, limits, &out->messages, &out->ignored));
-  if (const Json* tools = fields.find("tools")) NFP_API_TRY(parse_tools(*tools, limits, &out->tools, &out->unenforced));
+  if (const Json* tools = fields.find("tools")) {
+    NFP_API_TRY(parse_tools(*tools, limits, &out->tools, &out->ignored, &out->unenforced));
+  }
   NFP_API_TRY(parse_tool_choice(fields, limits, out));
   NFP_API_TRY(fields.get("parallel_tool_calls", &out->parallel_tool_calls));
   NFP_API_TRY(fields.get("include_reasoning", &out->include_reasoning));

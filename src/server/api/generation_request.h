@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -108,6 +109,7 @@ struct GenerationRequest {
 };
 
 class Fields;
+struct Unknown;
 
 MaybeError parse_completion(const Json& body, const RequestLimits& limits, GenerationRequest* out);
 MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationRequest* out);
@@ -116,6 +118,9 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
 // `ignored` receives unknown fields; null = they are errors.
 MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Json* out,
                           std::vector<std::string>* ignored = nullptr);
+// Text of a string or of a list of parts whose type is one of `types`; parts are separated by line breaks.
+MaybeError read_text_parts(const Json& content, const std::string& where, std::initializer_list<std::string_view> types,
+                           const Unknown& unknown, std::string* out);
 MaybeError parse_template_variables(Fields& fields, Json* out);
 // Text or token ids, one or a list: 'prompt' of completions, 'input' of embeddings (`param`).
 MaybeError parse_prompt(const Json& prompt, std::string_view param, const RequestLimits& limits,
@@ -123,7 +128,7 @@ MaybeError parse_prompt(const Json& prompt, std::string_view param, const Reques
 // What any request may say of how it is served: truncate_prompt_tokens, precision, cache_salt, user, priority, targets.
 MaybeError parse_serving(Fields& fields, GenerationRequest* out);
 // `unenforced`: keywords of the tools' schemas that a forced call would not follow; null = not wanted.
-MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out,
+MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out, std::vector<std::string>* ignored,
                        std::vector<std::string>* unenforced = nullptr);
 // The answer to a schema that asks for `strict` and cannot have it.
 ApiError unenforced_error(const std::vector<std::string>& keywords, std::string_view param);
@@ -163,6 +168,13 @@ class Fields {
   const Json& object_;
   std::string place_;
   std::vector<std::string_view> known_;
+};
+
+// What comes of members that are not known, of the objects inside a request: as Fields::rest() has it.
+struct Unknown {
+  const RequestLimits& limits;
+  std::vector<std::string>* ignored;
+  MaybeError check(const Json& object, const std::string& where, std::initializer_list<const char*> known) const;
 };
 
 }  // namespace nfp::server

@@ -7,9 +7,6 @@
 namespace nfp::server {
 namespace {
 
-using dialect::read_text_parts;
-using dialect::Unknown;
-
 // Items of `input`, as the messages that chat templates know.
 class Conversation {
  public:
@@ -67,7 +64,7 @@ class Conversation {
   }
 
   MaybeError call(Fields& fields, const std::string& where) {
-    ignore(fields, {"namespace", "caller", "async"});
+    ignore(fields, {"namespace", "caller", "async", "parsed_arguments"});
     std::string id, name, arguments;
     NFP_API_TRY(fields.get("call_id", &id));
     NFP_API_TRY(fields.get("name", &name));

@@ -49,7 +49,18 @@ std::string AnswerWriter::token_text(int32_t token) const {
   return out;
 }
 
-void AnswerWriter::add_logprobs(std::span<const OutputToken> tokens, bool first_has_none, LogprobLists* lists) const {
+void AnswerWriter::add_logprobs(std::span<const OutputToken> tokens, std::optional<std::string_view> echo,
+                                LogprobLists* lists) const {
+  const auto width = [&](int32_t token) {
+    if (!echo && request_->skip_special_tokens && model_->tokenizer().is_special(token)) return int64_t{0};
+    return static_cast<int64_t>(text::count_code_points(model_->tokenizer().token_bytes(token)));
+  };
+  if (echo) {
+    // The answer begins where the echo ends. What the tokens have beyond it stands before: a BOS, or the space that
+    // SentencePiece begins with.
+    lists->offset = static_cast<int64_t>(text::count_code_points(*echo));
+    for (const OutputToken& token : tokens) lists->offset -= width(token.token);
+  }
   const auto chat_entry = [&](std::string& out, int32_t token, double logprob) {
     out += "{\"token\":";
     const std::string text = token_text(token);
@@ -67,7 +78,7 @@ void AnswerWriter::add_logprobs(std::span<const OutputToken> tokens, bool first_
   };
   for (size_t i = 0; i < tokens.size(); ++i) {
     const OutputToken& token = tokens[i];
-    const bool none = first_has_none && i == 0;
+    const bool none = echo && i == 0;
     // The model may rank more alternatives than were asked for here (best_of and echo share one engine request).
     const size_t tops = std::min(token.top.size(), static_cast<size_t>(request_->top_logprobs));
     if (request_->chat) {
@@ -86,8 +97,8 @@ void AnswerWriter::add_logprobs(std::span<const OutputToken> tokens, bool first_
     separate(lists->tokens);
     append_string(lists->tokens, text);
     separate(lists->offsets);
-    fmt::format_to(std::back_inserter(lists->offsets), "{}", lists->offset);
-    lists->offset += static_cast<int64_t>(text::count_code_points(model_->tokenizer().token_bytes(token.token)));
+    fmt::format_to(std::back_inserter(lists->offsets), "{}", std::max<int64_t>(lists->offset, 0));
+    lists->offset += width(token.token);
     separate(lists->logprobs);
     separate(lists->tops);
     if (none) {
@@ -133,7 +144,7 @@ std::string join(const Choice& choice, ToolEvent::Kind kind) {
 std::string object_or_empty(const std::string& arguments) { return is_object(arguments) ? arguments : "{}"; }
 
 bool has_cut_call(const Choice& choice) {
-  return !choice.calls.empty() && choice.stop_reason.starts_with('"') && !is_object(choice.calls.back().arguments);
+  return !choice.calls.empty() && choice.stop_reason != "null" && !is_object(choice.calls.back().arguments);
 }
 
 Usage AnswerWriter::sum(std::span<const Choice> choices) const {

@@ -68,7 +68,7 @@ struct Choice {
 std::string join(const Choice& choice, ToolEvent::Kind kind);
 // Arguments that the model wrote, cut off perhaps, as an object.
 std::string object_or_empty(const std::string& arguments);
-// Whether a stop string cut the last call in the middle: then it is not for the client to make.
+// Whether a stop string or a stop token cut the last call in the middle: then it is not for the client to make.
 bool has_cut_call(const Choice& choice);
 
 // One dialect: how an answer looks in one piece, and as a stream of server-sent events (each appended with its end).
@@ -77,8 +77,10 @@ class AnswerWriter {
   AnswerWriter(const GenerationRequest* request, const ServedModel* model, std::string id, int64_t created);
   virtual ~AnswerWriter() = default;
 
-  // Adds tokens to the lists. `first_has_none`: the first token has no log-probability (start of a prompt).
-  void add_logprobs(std::span<const OutputToken> tokens, bool first_has_none, LogprobLists* lists) const;
+  // Adds tokens to the lists. `echo`: they are the prompt, of which this text is shown, and the first of them has no
+  // log-probability.
+  void add_logprobs(std::span<const OutputToken> tokens, std::optional<std::string_view> echo,
+                    LogprobLists* lists) const;
 
   // Before a choice's first event; its usage has the prompt's counts.
   virtual void begin(std::string& out, Choice& choice) = 0;

@@ -585,7 +585,9 @@ void Api::tokenize(Call& call) {
     if (messages != nullptr) {
       add_special = false;
       NFP_API_TRY(parse_messages(*messages, state()->limits, &request.messages, &request.ignored));
-      if (const Json* tools = fields.find("tools")) NFP_API_TRY(parse_tools(*tools, state()->limits, &request.tools));
+      if (const Json* tools = fields.find("tools")) {
+        NFP_API_TRY(parse_tools(*tools, state()->limits, &request.tools, &request.ignored));
+      }
       NFP_API_TRY(fields.get("add_generation_prompt", &request.add_generation_prompt));
       NFP_API_TRY(fields.get("continue_final_message", &request.continue_final_message));
       if (request.continue_final_message) request.add_generation_prompt = false;

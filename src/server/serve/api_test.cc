@@ -205,6 +205,24 @@ TEST_F(ApiTest, EchoAndLogprobsLineUp) {
   EXPECT_TRUE(choice["prompt_logprobs"][0].is_null());
 }
 
+TEST_F(ApiTest, OffsetsAreThoseOfTheText) {
+  start();
+  // Special tokens that are left out add nothing to it.
+  Json r = ask("/v1/completions", R"({"prompt":"SAY:hi","logprobs":0,"max_tokens":4,"ignore_eos":true})");
+  EXPECT_EQ(r["choices"][0]["text"], "hi");
+  EXPECT_EQ(r["choices"][0]["logprobs"]["text_offset"], Json({0, 1, 2, 2}));
+  r = ask("/v1/completions",
+          R"({"prompt":"SAY:hi","logprobs":0,"max_tokens":4,"ignore_eos":true,"skip_special_tokens":false})");
+  EXPECT_EQ(r["choices"][0]["text"], "hi<|im_end|><|im_end|>");
+  EXPECT_EQ(r["choices"][0]["logprobs"]["text_offset"], Json({0, 1, 2, 12}));
+  // An answer begins where the echo ends, whatever the prompt's tokens look like there.
+  r = ask("/v1/completions", R"({"prompt":[128,97],"echo":true,"logprobs":0,"max_tokens":1})");
+  EXPECT_EQ(r["choices"][0]["text"],
+            "\xEF\xBF\xBD"
+            "aa");
+  EXPECT_EQ(r["choices"][0]["logprobs"]["text_offset"][2], 2);
+}
+
 // Nothing comes before a prompt's only token, alone and beside longer prompts.
 TEST_F(ApiTest, APromptOfOneTokenHasItsEntryInEveryList) {
   start();
@@ -390,7 +408,7 @@ TEST_F(ApiTest, AStreamsHeadWaitsWhereRequestsAreRefusedLate) {
   EXPECT_TRUE(exchange->head.body.ends_with("data: [DONE]\n\n"));
 }
 
-TEST_F(ApiTest, ACallThatAStopStringCutsIsNone) {
+TEST_F(ApiTest, ACallThatAStopCutsIsNone) {
   start();
   const std::string say =
       R"("content":"SAY:Hm <tool_call>{\"name\":\"f\",\"arguments\":{\"path\":\"a END b\"}}</tool_call>")";
@@ -404,6 +422,9 @@ TEST_F(ApiTest, ACallThatAStopStringCutsIsNone) {
       R"({"tools":[{"type":"function","function":{"name":"f"}}],"messages":[{"role":"user",)" + say + R"(}],"stop":)";
   EXPECT_EQ(ask("/v1/chat/completions", chat + R"(["END"]})")["choices"][0]["finish_reason"], "stop");
   EXPECT_EQ(ask("/v1/chat/completions", chat + R"(["</tool_call>"]})")["choices"][0]["finish_reason"], "tool_calls");
+  const std::string by_id = chat + R"([],"stop_token_ids":[)";  // a byte is a token
+  EXPECT_EQ(ask("/v1/chat/completions", by_id + "69]}")["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(ask("/v1/chat/completions", by_id + "257]}")["choices"][0]["finish_reason"], "tool_calls");
   for (const Json& event : stream("/v1/chat/completions", chat + R"(["END"],"stream":true})")) {
     for (const Json& choice : event["choices"]) EXPECT_NE(choice["finish_reason"], "tool_calls") << dump(event);
   }
@@ -889,6 +910,47 @@ TEST_F(ApiTest, MinTokensAndAGrammar) {
   const Json r = ask("/v1/completions", R"({"prompt":"x","guided_regex":"a{1,3}","min_tokens":10,"max_tokens":20})");
   EXPECT_EQ(r["choices"][0]["text"], "aaa");
   EXPECT_EQ(r["choices"][0]["finish_reason"], "stop");
+  // Stop strings wait as they do without a grammar.
+  for (const char* more : {"", R"(,"guided_regex":"[a-z]{12}")"}) {
+    const Json stopped = ask(
+        "/v1/completions", fmt::format(R"({{"prompt":"x","min_tokens":5,"max_tokens":20,"stop":["b","h"]{}}})", more));
+    EXPECT_EQ(stopped["choices"][0]["text"], "abcdefg") << more;
+  }
+}
+
+TEST_F(ApiTest, AGrammarsEndIsTheAnswersWhateverIsIgnored) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  start();
+  const Json r = ask("/v1/completions", R"({"prompt":"x","guided_regex":"a{3}","ignore_eos":true,"max_tokens":20})");
+  EXPECT_EQ(r["choices"][0]["text"], "aaa");
+  EXPECT_EQ(r["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(r["usage"]["completion_tokens"], 4);
+  const Json call = ask(
+      "/v1/chat/completions",
+      R"({"messages":[{"role":"user","content":"x"}],"max_tokens":50,"ignore_eos":true,"tool_choice":"required","tools":)"
+      R"([{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{},"additionalProperties":false}}}]})");
+  EXPECT_EQ(call["choices"][0]["finish_reason"], "tool_calls") << call;
+}
+
+// Marks of calls may be special tokens and stay in the text that is read for them; the end does not.
+TEST_F(ApiTest, TheEndIsNoTextWhereCallsAreReadFromIt) {
+  start();
+  const auto message = [&](std::string_view more) -> Json {
+    return ask(
+        "/v1/chat/completions",
+        fmt::format(R"({{"messages":[{{"role":"user","content":"SAY:hi"}}],"max_tokens":50,)"
+                    R"("include_stop_str_in_output":true,"tools":[{{"type":"function","function":{{"name":"f",)"
+                    R"("parameters":{{"type":"object","properties":{{}},"additionalProperties":false}}}}}}]{}}})",
+                    more))["choices"][0]["message"];
+  };
+  EXPECT_EQ(message("")["content"], "hi");
+  EXPECT_EQ(message(R"(,"skip_special_tokens":false)")["content"], "hi<|im_end|>");
+  if (!grammars_available()) return;
+  for (const char* skip : {"true", "false"}) {
+    const Json forced = message(fmt::format(
+        R"(,"skip_special_tokens":{},"tool_choice":{{"type":"function","function":{{"name":"f"}}}})", skip));
+    EXPECT_EQ(forced["tool_calls"][0]["function"]["arguments"], "{}") << skip;
+  }
 }
 
 TEST_F(ApiTest, StrictSchemasAreEnforcedOrRefused) {

@@ -173,7 +173,13 @@ MaybeError Generation::prepare() {
   const int32_t wanted = request_.no_output ? 0 : request_.sampling.max_tokens.value_or(1);
   if (request_.truncate_prompt) {
     const int32_t room = std::max(1, model.bounds().max_context - wanted);
+    std::vector<size_t> sizes;
+    for (const auto& prompt : prepared_.prompts) sizes.push_back(prompt.size());
     NFP_API_TRY(truncate_prompts(*request_.truncate_prompt, room, model.bounds().max_context, &prepared_.prompts));
+    for (size_t i = 0; request_.echo && i < sizes.size(); ++i) {
+      const auto& prompt = prepared_.prompts[i];
+      if (prompt.size() < sizes[i]) prepared_.prompt_texts[i] = model.tokenizer().decode(prompt, false);
+    }
   }
   for (const auto& prompt : prepared_.prompts) {
     auto bad = validate(prompt, request_.sampling, model.bounds(), Pooling::kNone, request_.no_output);
@@ -288,15 +294,15 @@ MaybeError Generation::submit_all() {
     request.priority = request_.priority;
     request.arrival = EngineClock::now();  // the engine may be in the middle of a step
     request.skip_special_tokens = request_.skip_special_tokens && !needs_special;
+    // No mark, and no part of a call's arguments.
+    request.skip_special_end = request_.skip_special_tokens || forced_call();
     request.cache_scope = scope;
     if (prepared_.constraint) {
       request.constraint = prepared_.constraint->instantiate();
       if (sampling.min_tokens > 0) {
-        // The grammar knows whether the text may go on; the engine would forbid the end whatever it says.
         std::vector<int32_t> ends = state_->model.end_ids();
         ends.insert(ends.end(), sampling.stop_token_ids.begin(), sampling.stop_token_ids.end());
         request.constraint = with_min_tokens(std::move(request.constraint), sampling.min_tokens, std::move(ends));
-        sampling.min_tokens = 0;
       }
     }
     submissions.push_back({std::move(request), [self = self(), i](RequestOutput&& output) {
@@ -370,12 +376,12 @@ std::vector<ToolEvent> Generation::take(Choice& choice, RequestOutput& output) {
   for (const OutputToken& token : output.tokens) choice.score += token.logprob;
   if (!output.prompt_logprobs.empty()) {
     if (request_.echo && request_.wants_logprobs) {
-      writer_->add_logprobs(output.prompt_logprobs, /*first_has_none=*/true, &choice.logprobs);
+      writer_->add_logprobs(output.prompt_logprobs, choice.prompt_text, &choice.logprobs);
     }
     if (request_.prompt_logprobs) choice.prompt_logprobs = std::move(output.prompt_logprobs);
   }
   if (request_.wants_logprobs && !request_.no_output) {
-    writer_->add_logprobs(output.tokens, /*first_has_none=*/false, &choice.logprobs);
+    writer_->add_logprobs(output.tokens, std::nullopt, &choice.logprobs);
   }
   if (request_.no_output) {
     output.text.clear();

@@ -439,14 +439,21 @@ def test_idle_connections_are_closed(launch):
         assert 0.1 < time.time() - begin < 4
 
 
+def log_lines(server, request):
+    """Of a request, once there is one: what a server writes is read by and by."""
+    end = time.time() + 5
+    while True:
+        lines = [one for one in server.output().splitlines() if f"request={request} " in one]
+        if lines or time.time() > end:
+            return lines
+        time.sleep(0.05)
+
+
 def test_the_log_has_counts_and_no_text(launch):
     server = launch("--log-requests")
     httpx.post(server.url + "/v1/completions", headers={"X-Request-Id": "mine-7"},
                json={"prompt": "very private", "max_tokens": 5, "precision": "fast"})
-    end = time.time() + 5
-    while "mine-7" not in server.output() and time.time() < end:
-        time.sleep(0.05)
-    line = next(one for one in server.output().splitlines() if "request=mine-7" in one)
+    line, = log_lines(server, "mine-7")
     for part in ("outcome=ok", "prompt_tokens=12", "completion_tokens=5", "fp16_tokens=0", "fp8_tokens=5"):
         assert part in line, line
     assert re.search(r"ttft_ms=[0-9.]+ tpot_ms=[0-9.]+", line)
@@ -465,7 +472,7 @@ def test_the_log_has_what_was_refused(launch):
         r = httpx.post(server.url + path, content=body if isinstance(body, str) else json.dumps(body),
                        headers={"X-Request-Id": f"mine-{number}", "Content-Type": "application/json"})
         assert r.status_code == status, r.text
-        lines = [one for one in server.output().splitlines() if f"request=mine-{number} " in one]
+        lines = log_lines(server, f"mine-{number}")
         assert len(lines) == 1 and f" status={status} error=\"" in lines[0] and " endpoint=" in lines[0], lines
     assert "endpoint=completions status=400 error=\"top_p is 9" in server.output()
     assert "private" not in server.output()

@@ -2,8 +2,8 @@
 
 Steps in which every sequence has one token run our decode kernel, in graphs and without. In others the sequences ahead
 that have one token run it too, and those behind, prompts and their chunks, run our prefill kernel. What does not fit
-(an FP8 cache, sinks, cascades, several drafted tokens a sequence) remains FlashAttention's, over the same
-cache: HND in vLLM's terms, a block's keys and then its values, each [kv_heads, block_size, head_dim].
+(an FP8 cache, sinks, cascades, several drafted tokens a sequence) remains FlashAttention's, over the same cache: HND in
+vLLM's terms, a block's keys and then its values, each [kv_heads, block_size, head_dim].
 
 Layers that `rotary` has joined get queries, keys and values as their product left them, and rotate and append here too.
 """
@@ -149,7 +149,7 @@ class Impl(FlashAttentionImpl):
                 output_scale: torch.Tensor | None = None,
                 output_block_scale: torch.Tensor | None = None) -> torch.Tensor:
         plan = getattr(attn_metadata, "nestedfp", None)
-        if attn_metadata is None or plan is None or output_scale is not None or output_block_scale is not None:
+        if plan is None or output_scale is not None or output_block_scale is not None:
             if attn_metadata is not None and self.nestedfp_cos_sin is not None:
                 query = self._append(query, key, value, kv_cache, attn_metadata)
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, output_scale,
@@ -175,17 +175,23 @@ class Impl(FlashAttentionImpl):
         call.blocks, call.block_stride = kv_cache.shape[0], kv_cache.stride(0)
         call.keys = kv_cache.data_ptr()
         call.values = call.keys + 2 * kv_cache.stride(1)
-        call.q, call.q_stride = query.data_ptr(), query.stride(0)
-        call.cos_sin = None if self.nestedfp_cos_sin is None else self.nestedfp_cos_sin.data_ptr()
+        call.q = query.data_ptr()
+        if self.nestedfp_cos_sin is not None:
+            call.cos_sin, call.q_stride = self.nestedfp_cos_sin.data_ptr(), self._row()
+        else:  # (the stride of a single token may be any number)
+            call.cos_sin, call.q_stride = None, query.stride(0) if len(query) > 1 else self.num_heads * self.head_size
+
+    def _row(self) -> int:
+        """Numbers of a token's queries, keys and values."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_size
 
     def _with_keys(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """The queries, in rows that have a token's keys and values behind them."""
-        heads, kv_heads, size = self.num_heads, self.num_kv_heads, self.head_size
-        keys = query.data_ptr() + 2 * heads * size
-        if (query.stride(0) == (heads + 2 * kv_heads) * size and key.data_ptr() == keys
-                and value.data_ptr() == keys + 2 * kv_heads * size):
+        keys = query.data_ptr() + 2 * self.num_heads * self.head_size
+        if ((len(query) == 1 or query.stride(0) == self._row()) and key.data_ptr() == keys
+                and value.data_ptr() == keys + 2 * self.num_kv_heads * self.head_size):
             return query
-        return torch.cat((query, key, value), dim=1)[:, :heads]  # a product that vLLM took apart
+        return torch.cat((query, key, value), dim=1)[:, :self.num_heads]  # a product that vLLM took apart
 
     def _append(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
                 metadata: Any) -> torch.Tensor:

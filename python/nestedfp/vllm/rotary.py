@@ -1,5 +1,5 @@
 """Rotary embedding and the cache's update inside attention, in the layers that vLLM's Llama, Mistral and Qwen2 models
-are made of: decode steps of few sequences rotate and append in the attention kernel itself, others in one kernel before it.
+are made of: decode steps of few sequences rotate and append in the attention kernel itself, others in one before it.
 
 Positions are those that a token has by its place in its sequence, which is what these models are given.
 """

@@ -282,8 +282,10 @@ DecodeRotation make_rotation(const AttentionCall& c) {
 }  // namespace
 
 bool can_rotate(const AttentionCall& c) {
-  return (c.head_dim == 64 || c.head_dim == 128) && c.cache.type != KvType::kBf16 &&
-         (!is_e4m3(c) || (c.cache.key_scale == 1.0f && c.cache.value_scale == 1.0f));
+  const bool kernel_can = with_kv_type(c.cache.type, [&]<KvType kKv>() {
+    return c.head_dim == 64 ? kCanRotate<64, kKv> : c.head_dim == 128 && kCanRotate<128, kKv>;
+  });
+  return kernel_can && (!is_e4m3(c) || (c.cache.key_scale == 1.0f && c.cache.value_scale == 1.0f));
 }
 
 Result<DecodeNeeds> decode_needs(const AttentionCall& c) {

@@ -35,5 +35,19 @@ TEST(AttentionLimits, GroupsOfUpTo16) {
   }
 }
 
+TEST(AttentionLimits, WhichDecodeCallsRotate) {
+  AttentionCall call;
+  for (const KvType type : {KvType::kF16, KvType::kE4m3, KvType::kBf16}) {
+    call.cache.type = type;
+    for (int head_dim = 16; head_dim <= 256; head_dim += 16) {
+      call.head_dim = head_dim;
+      EXPECT_EQ(can_rotate(call), (head_dim == 64 || head_dim == 128) && type != KvType::kBf16) << head_dim;
+    }
+  }
+  call.cache = {.type = KvType::kE4m3, .value_scale = 2.0f};
+  call.head_dim = 64;
+  EXPECT_FALSE(can_rotate(call));
+}
+
 }  // namespace
 }  // namespace nfp::cuda

@@ -111,7 +111,10 @@ def main() -> None:
                              if hasattr(m, "value") and ("spec_decode" in m.name or "nestedfp" in m.name)}
     long = SamplingParams(temperature=0, max_tokens=200, detokenize=False, ignore_eos=True)
     if arguments.per_step:
-        llm.generate([{"prompt_token_ids": ids} for ids in prompts], long, use_tqdm=False, **adapter)
+        for tier in ("auto", "exact", "fast"):  # every prompt's step in either precision
+            long.extra_args = {"nestedfp_precision": tier}
+            llm.generate([{"prompt_token_ids": ids} for ids in prompts], long, use_tqdm=False, **adapter)
+        long.extra_args = None
         report["activity"] = [llm.collective_rpc("nestedfp_activity")]
     for begin in range(0, arguments.steps, 200):
         count = 1 + begin // 200 % PROMPTS

@@ -170,7 +170,8 @@ class Loading(unittest.TestCase):
         for sleep, transfer in ((False, None), (True, None), (False, "nccl")):
             given = get_current_vllm_config()
             made = quantization.NestedFPConfig()
-            with patch.object(given, "model_config", SimpleNamespace(enable_sleep_mode=sleep)), \
+            model = SimpleNamespace(enable_sleep_mode=sleep, is_hybrid=True)  # (whose attention stays vLLM's)
+            with patch.object(given, "model_config", model), \
                     patch.object(given, "weight_transfer_config", transfer):
                 made._prepare(torch.float16)
             found.append(made.keeps_scales)

@@ -140,7 +140,7 @@ class Configuration(Damaged):
             ("num_hidden_layers", 10**12, "num_hidden_layers"),
             ("vocab_size", -1, "vocab_size"),
             ("rms_norm_eps", "small", "rms_norm_eps"),
-            ("rope_scaling", {"rope_type": "dynamic", "factor": 2.0}, "rope_type", "dynamic"),
+            ("rope_scaling", {"rope_type": "ntk", "factor": 2.0}, "rope_type", "ntk"),
             ("architectures", ["BertModel"], "BertModel"),
             ("architectures", ["DeepseekV3ForCausalLM"], "DeepseekV3ForCausalLM", "kv_lora_rank"),
             ("architectures", ["GptOssForCausalLM"], "GptOssForCausalLM", "attention sinks"),

@@ -14,6 +14,7 @@
 #include "calibrate/estimate.h"
 #include "flags.h"
 #include "io/model_source.h"
+#include "model/weight_loader.h"
 #include "progress_bar.h"
 #include "verbs.h"
 
@@ -102,6 +103,10 @@ Status run_convert(ConvertFlags flags) {
     const bool asked = flags.calibration.calibrate != kAuto || !flags.calibration.calibration_flag().empty();
     flags.calibration.calibrate = decide(flags, *source, threads);
     NFP_RETURN_IF_ERROR(flags.calibration.check_calibration());
+    // Families that other engines alone know are converted too: what they imply is not known here.
+    if (const auto config = parse_config(source->config_json(), source->path() + ": config.json"); config.ok()) {
+      NFP_RETURN_IF_ERROR(check_complete(*source, *config));
+    }
     NFP_RETURN_IF_ERROR(check_convert(*source, flags.destination, options));
     if (flags.calibration.calibrate != "none") {
       const Status calibrated = add_calibration(flags, source, threads, options);

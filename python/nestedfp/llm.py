@@ -218,6 +218,21 @@ def _conversations(messages: Any) -> list[list[dict[str, Any]]]:
     return many
 
 
+def _text(content: Any) -> Any:
+    """Of a message whose content is a list of parts: one text, as the server and vLLM make it for templates."""
+    if not isinstance(content, (list, tuple)):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else "text"
+        text = part.get(kind) if isinstance(part, dict) and isinstance(kind, str) else part
+        if kind not in ("text", "refusal") or not isinstance(text, str):
+            raise TypeError("parts of a message's content are texts, {'type': 'text', 'text': ...}, not "
+                            f"{str(part)[:100]!r}")
+        texts.append(text)
+    return "\n".join(texts)
+
+
 class LLM:
     """A model on this machine.
 
@@ -412,8 +427,9 @@ class LLM:
              sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
              use_tqdm: bool | Callable[..., Any] = True, *, tools: Sequence[dict[str, Any]] | None = None,
              chat_template_kwargs: dict[str, Any] | None = None, **template: Any) -> list[RequestOutput]:
-        """Answers one conversation or several: lists of {"role", "content"}. What is in ``chat_template_kwargs``, and
-        further keywords, reach the model's chat template: add_generation_prompt, enable_thinking."""
+        """Answers one conversation or several: lists of {"role", "content"}, a text or a list of parts with texts. What
+        is in ``chat_template_kwargs``, and further keywords, reach the model's chat template: add_generation_prompt,
+        enable_thinking."""
         for name, nothing in _CHAT_OF_VLLM.items():
             if (value := template.pop(name, nothing)) and value != nothing:
                 raise TypeError(f"nestedfp.LLM.chat has no {name}, which is {value!r}")
@@ -421,7 +437,9 @@ class LLM:
             raise TypeError(f"tools are a list of dicts, not {str(tools)[:100]!r}")
         prompts = []
         for conversation in _conversations(messages):
-            fields = {**template, **(chat_template_kwargs or {}), "messages": conversation}
+            texts = [{**message, "content": _text(message["content"])} if "content" in message else message
+                     for message in conversation]
+            fields = {**template, **(chat_template_kwargs or {}), "messages": texts}
             if tools:
                 fields["tools"] = list(tools)
             prompts.append(self._engine.apply_chat_template(**fields))

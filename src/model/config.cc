@@ -292,8 +292,12 @@ Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& default
   } else if (kind == "longrope") {
     rope.scaling.kind = RopeScaling::Kind::kLongrope;
     read_longrope(scaling, rope.scaling, config);
+  } else if (kind == "dynamic") {
+    // It stretches sequences beyond max_position_embeddings, as far as each has come; a context ends there.
+    scaling.number("factor", std::nullopt, 1e-3, 1e6);
   } else if (kind != "default") {
-    scaling.fail("rope_type", fmt::format("is '{}'; supported are default, linear, llama3, yarn and longrope", kind));
+    scaling.fail("rope_type",
+                 fmt::format("is '{}'; supported are default, linear, dynamic, llama3, yarn and longrope", kind));
   }
   return scaling.status();
 }
@@ -356,9 +360,11 @@ void read_sizes(Fields& fields, const FamilyDefaults& defaults, ModelConfig& con
     fields.fail("head_dim", fmt::format("is {}; it must be even", config.head_dim));
   }
   const char* field = fields.has("hidden_activation") ? "hidden_activation" : "hidden_act";
+  // Gemma's first config.json had "gelu" for what the model was trained with; hidden_activation came to say it right.
+  const bool tanh = defaults.activation == "gelu_pytorch_tanh" && field == std::string_view("hidden_act");
   if (const std::string act = fields.text(field, std::string(defaults.activation)); act == "silu") {
     config.activation = Activation::kSilu;
-  } else if (act == "gelu_pytorch_tanh") {
+  } else if (act == "gelu_pytorch_tanh" || (tanh && act == "gelu")) {
     config.activation = Activation::kGeluTanh;
   } else {
     fields.fail(field, fmt::format("is '{}'; supported are silu and gelu_pytorch_tanh", act));

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <tuple>
 
+#include "model/rope.h"
+
 namespace nfp {
 namespace {
 
@@ -225,14 +227,11 @@ TEST(Config, ErrorsNameFileAndField) {
     EXPECT_NE(config.error().message.find("dir/config.json"), std::string::npos) << config.error().message;
     EXPECT_NE(config.error().message.find(field), std::string::npos) << config.error().message;
   }
-  Json scaling = good();
-  scaling["rope_scaling"] = {{"rope_type", "dynamic"}};
-  EXPECT_FALSE(parse(scaling).ok());
-  scaling = qwen(2);
-  scaling["rope_scaling"] = {{"factor", 4.0}, {"original_max_position_embeddings", 32768}, {"type", "dynamic"}};
-  auto dynamic = parse(scaling);
-  ASSERT_FALSE(dynamic.ok());
-  EXPECT_NE(dynamic.error().message.find("'rope_type' is 'dynamic'"), std::string::npos) << dynamic.error().message;
+  Json scaling = qwen(2);
+  scaling["rope_scaling"] = {{"factor", 4.0}, {"original_max_position_embeddings", 32768}, {"type", "ntk"}};
+  auto ntk = parse(scaling);
+  ASSERT_FALSE(ntk.ok());
+  EXPECT_NE(ntk.error().message.find("'rope_type' is 'ntk'"), std::string::npos) << ntk.error().message;
   Json unknown = good();
   unknown["architectures"] = {"NoSuchModel"};
   EXPECT_EQ(parse(unknown).error().code, ErrorCode::kUnsupported);
@@ -247,6 +246,23 @@ TEST(Config, ErrorsNameFileAndField) {
   const auto nested = parse_config(deep, "c");
   ASSERT_FALSE(nested.ok());
   EXPECT_EQ(nested.error().message, "c: is nested too deeply");
+}
+
+// transformers' inv_freq is the unscaled one up to max_position_embeddings, whatever else the object says.
+TEST(Config, DynamicRopeScalesNothingWithinTheContext) {
+  Json json = qwen(2);
+  const auto plain = parse(json);
+  ASSERT_TRUE(plain.ok()) << plain.error().message;
+  for (const char* key : {"type", "rope_type"}) {
+    json["rope_scaling"] = {{"factor", 4.0}, {"original_max_position_embeddings", 2048}, {key, "dynamic"}};
+    const auto config = parse(json);
+    ASSERT_TRUE(config.ok()) << config.error().message;
+    EXPECT_EQ(config->rope.scaling.kind, RopeScaling::Kind::kNone);
+    EXPECT_EQ(config->max_context, plain->max_context);
+    EXPECT_EQ(rope_table(config->rope, 64), rope_table(plain->rope, 64));
+  }
+  json["rope_scaling"] = {{"type", "dynamic"}};
+  EXPECT_NE(parse(json).error().message.find("field 'factor'"), std::string::npos) << parse(json).error().message;
 }
 
 TEST(Config, Yarn) {
@@ -354,8 +370,14 @@ TEST(Config, Gemma) {
   EXPECT_TRUE(config->tied_embeddings && config->wide_stream);
   EXPECT_FALSE(config->qk_norm || config->qkv_bias);
   EXPECT_EQ(config->windows, std::vector<int32_t>(7, 0));
-  json["hidden_act"] = "gelu";
-  EXPECT_NE(parse(json).error().message.find("'hidden_act'"), std::string::npos);
+  json["hidden_act"] = "gelu";  // as the first releases, which mean the approximation
+  config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->activation, Activation::kGeluTanh);
+  json["hidden_activation"] = nullptr;
+  EXPECT_TRUE(parse(json).ok());
+  json["hidden_activation"] = "gelu";  // says which GELU it is
+  EXPECT_NE(parse(json).error().message.find("'hidden_activation' is 'gelu'"), std::string::npos);
   json["hidden_activation"] = "relu";
   EXPECT_NE(parse(json).error().message.find("'hidden_activation' is 'relu'"), std::string::npos);
 }

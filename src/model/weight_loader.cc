@@ -95,16 +95,10 @@ Status check_tied_head(const ModelSource& source, ThreadPool& threads) {
 
 // That the checkpoint has what the configuration implies, and what else it has.
 Status check_tensors(const ModelSource& source, const ModelConfig& config, ThreadPool& threads) {
-  std::vector<std::string> missing, extra;
+  NFP_RETURN_IF_ERROR(check_complete(source, config));
+  std::vector<std::string> extra;
   std::unordered_set<std::string> expected;
-  for (DummyTensor& tensor : tensors_of(config)) {
-    if (!source.has(tensor.name)) missing.push_back(tensor.name);
-    expected.insert(std::move(tensor.name));
-  }
-  if (!missing.empty()) {
-    return error(ErrorCode::kInvalidInput, "{}: tensor{} {} {} missing; the checkpoint is incomplete", source.path(),
-                 missing.size() > 1 ? "s" : "", listed(missing), missing.size() > 1 ? "are" : "is");
-  }
+  for (DummyTensor& tensor : tensors_of(config)) expected.insert(std::move(tensor.name));
   for (const TensorInfo& tensor : source.tensors()) {
     // Frequencies of rotation, which old checkpoints hold, follow from the configuration.
     const bool known = expected.contains(tensor.name) || tensor.name.ends_with("rotary_emb.inv_freq");
@@ -119,6 +113,16 @@ Status check_tensors(const ModelSource& source, const ModelConfig& config, Threa
 }
 
 }  // namespace
+
+Status check_complete(const ModelSource& source, const ModelConfig& config) {
+  std::vector<std::string> missing;
+  for (DummyTensor& tensor : tensors_of(config)) {
+    if (!source.has(tensor.name)) missing.push_back(std::move(tensor.name));
+  }
+  if (missing.empty()) return ok_status();
+  return error(ErrorCode::kInvalidInput, "{}: tensor{} {} {} missing; the checkpoint is incomplete", source.path(),
+               missing.size() > 1 ? "s" : "", listed(missing), missing.size() > 1 ? "are" : "is");
+}
 
 MatrixFilter chain(MatrixFilter first, MatrixFilter second) {
   if (!first || !second) return first ? first : second;

@@ -1,11 +1,13 @@
 // Tokenizer::from_gguf. A GGUF file names its pre-tokenizer; what the names mean is the table below.
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer_parts.h"
 #include "text/utf8.h"
@@ -27,30 +29,43 @@ constexpr std::string_view kTekkenPattern =
 constexpr std::string_view kO200kPattern =
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kDigit = R"(\p{N})";
+// llama.cpp's "default": marks, words, numbers, and these by three digits, each cut from what the one before left.
+constexpr std::string_view kMarksPattern = R"([\p{P}$+<=>^~|]+)", kNumberPattern = R"(\p{N}+)",
+                           kThreeDigitsPattern = "[0-9][0-9][0-9]";
 
 struct KnownPre {
-  std::string_view name;     // tokenizer.ggml.pre
-  std::string_view pattern;  // pieces
-  std::string_view first;    // cut out before, where not empty
-  bool nfc;                  // as the model's tokenizer.json normalizes
+  std::string_view name;                     // tokenizer.ggml.pre
+  std::array<std::string_view, 4> patterns;  // pieces, by one after the other; empty ones at the end
+  bool nfc;                                  // as the model's tokenizer.json normalizes
   bool ignore_merges;
   bool add_bos;  // unless the file says otherwise
 };
 
 constexpr KnownPre kKnownPre[] = {
-    {"gpt-2", kGpt2Pattern, "", false, false, false},      {"phi-2", kGpt2Pattern, "", false, false, false},
-    {"olmo", kGpt2Pattern, "", false, false, false},       {"mpt", kGpt2Pattern, "", false, false, false},
-    {"smollm", kGpt2Pattern, kDigit, false, false, false}, {"starcoder", kGpt2Pattern, kDigit, false, false, false},
-    {"refact", kGpt2Pattern, kDigit, false, false, false}, {"command-r", kGpt2Pattern, kDigit, true, false, true},
-    {"llama-bpe", kLlama3Pattern, "", false, true, true},  {"llama3", kLlama3Pattern, "", false, true, true},
-    {"llama-v3", kLlama3Pattern, "", false, true, true},   {"falcon3", kLlama3Pattern, "", false, true, false},
-    {"dbrx", kLlama3Pattern, "", false, false, false},     {"smaug-bpe", kLlama3Pattern, "", false, false, false},
-    {"qwen2", kQwen2Pattern, "", true, false, false},      {"deepseek-r1-qwen", kQwen2Pattern, "", true, false, false},
-    {"stablelm2", kQwen2Pattern, "", false, false, false}, {"tekken", kTekkenPattern, "", false, true, true},
-    {"gpt-4o", kO200kPattern, "", false, false, false},
+    {"default", {kMarksPattern, kGpt2Pattern, kNumberPattern, kThreeDigitsPattern}, false, false, false},
+    {"gpt-2", {kGpt2Pattern}, false, false, false},
+    {"phi-2", {kGpt2Pattern}, false, false, false},
+    {"olmo", {kGpt2Pattern}, false, false, false},
+    {"mpt", {kGpt2Pattern}, false, false, false},
+    {"smollm", {kDigit, kGpt2Pattern}, false, false, false},
+    {"starcoder", {kDigit, kGpt2Pattern}, false, false, false},
+    {"refact", {kDigit, kGpt2Pattern}, false, false, false},
+    {"command-r", {kDigit, kGpt2Pattern}, true, false, true},
+    {"llama-bpe", {kLlama3Pattern}, false, true, true},
+    {"llama3", {kLlama3Pattern}, false, true, true},
+    {"llama-v3", {kLlama3Pattern}, false, true, true},
+    {"falcon3", {kLlama3Pattern}, false, true, false},
+    {"dbrx", {kLlama3Pattern}, false, false, false},
+    {"smaug-bpe", {kLlama3Pattern}, false, false, false},
+    {"qwen2", {kQwen2Pattern}, true, false, false},
+    {"deepseek-r1-qwen", {kQwen2Pattern}, true, false, false},
+    {"stablelm2", {kQwen2Pattern}, false, false, false},
+    {"tekken", {kTekkenPattern}, false, true, true},
+    {"gpt-4o", {kO200kPattern}, false, false, false},
 };
 
 Result<const KnownPre*> find_pre(std::string_view name) {
+  if (name.empty()) name = "default";
   std::string known;
   for (const KnownPre& pre : kKnownPre) {
     if (pre.name == name) return &pre;
@@ -157,8 +172,9 @@ Status fill_byte_level(const GgufVocab& vocab, Vocabulary vocabulary, TokenizerS
   options.byte_level = true;
   options.ignore_merges = pre->ignore_merges;
   if (pre->nfc) spec.normalizer.add(UnicodeForm::kNfc);
-  NFP_RETURN_IF_ERROR(add_gguf_split(pre->first, spec.pre_tokenizer));
-  NFP_RETURN_IF_ERROR(add_gguf_split(pre->pattern, spec.pre_tokenizer));
+  for (const std::string_view pattern : pre->patterns) {
+    NFP_RETURN_IF_ERROR(add_gguf_split(pattern, spec.pre_tokenizer));
+  }
   spec.bpe = std::make_unique<Bpe>(std::move(vocabulary), options);
   spec.decoder.byte_level = true;
   add_bos = pre->add_bos;
@@ -225,6 +241,12 @@ Result<std::shared_ptr<const Tokenizer>> Tokenizer::from_gguf(const GgufVocab& v
   if (!spec.ok()) return text::in_file(name, std::move(spec).error());
   auto tokenizer = text::make_tokenizer(std::move(spec).value());
   if (!tokenizer.ok()) return text::in_file(name, std::move(tokenizer).error());
+  if (vocab.model == "gpt2" && vocab.pre.empty()) {
+    log::warn(
+        "{}: does not say how its model cuts text (tokenizer.ggml.pre), so llama.cpp's default is used; a newer "
+        "conversion may answer better",
+        name);
+  }
   return tokenizer;
 }
 

@@ -365,6 +365,33 @@ TEST(TokenizerGguf, ByteLevelEqualsTheJsonFile) {
   EXPECT_TRUE((*llama)->adds_bos());
 }
 
+// As llama.cpp takes files of before it wrote the name.
+TEST(TokenizerGguf, NoPreTokenizerIsTheDefaultOne) {
+  const std::string space = "\xC4\xA0";  // as byte-level vocabularies write it
+  TokenizerJson json = byte_level_json();
+  for (const auto& [left, right] : std::vector<std::pair<std::string, std::string>>{
+           {"1", "1"}, {"11", "11"}, {"11", "1"}, {space, "11"}, {"=", "="}, {space, "="}, {"'", "s"}}) {
+    json.tokens.push_back(left + right);
+    json.merges.emplace_back(left, right);
+  }
+  Gguf gguf(json, "gpt2", "");
+  const auto pieces = [&](std::string_view text) {
+    const auto tokenizer = Tokenizer::from_gguf(gguf.vocab, "m.gguf");
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+    std::vector<std::string> found;
+    for (const int32_t id : encode(**tokenizer, text)) found.emplace_back((*tokenizer)->token_bytes(id));
+    return found;
+  };
+  for (const char* name : {"", "default"}) {
+    gguf.vocab.pre = name;
+    EXPECT_EQ(pieces("he 1111 =="), (std::vector<std::string>{"he", " ", "111", "1", " ", "=="}));
+    EXPECT_EQ(pieces("he's"), (std::vector<std::string>{"he", "'", "s"}));
+  }
+  gguf.vocab.pre = "gpt-2";
+  EXPECT_EQ(pieces("he 11 ="), (std::vector<std::string>{"he", " 11", " ="}));
+  EXPECT_EQ(pieces("he's1111"), (std::vector<std::string>{"he", "'s", "1111"}));
+}
+
 // As in Qwen2's files, whose matrices have more rows than the vocabulary has tokens.
 TEST(TokenizerGguf, UnusedTokensOfAByteLevelVocabularyAreNone) {
   Gguf gguf(byte_level_json(), "gpt2", "qwen2");

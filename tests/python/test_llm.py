@@ -324,6 +324,19 @@ class TinyModel(unittest.TestCase):
             with self.assertRaisesRegex(TypeError, "^tools are a list of dicts"):
                 prompt(tools=wrong)
 
+    def test_contents_in_parts(self):
+        def prompt(content):
+            messages = [{"role": "user", "content": content}, {"role": "assistant"}, {"role": "user", "content": "b"}]
+            return self.llm.chat(messages, GREEDY)[0].prompt_token_ids
+
+        text = prompt("ab\nba")
+        self.assertEqual(prompt([{"type": "text", "text": "ab"}, {"type": "text", "text": "ba"}]), text)
+        self.assertEqual(prompt(({"type": "text", "text": "ab"}, "ba")), text)
+        self.assertEqual(prompt([]), prompt(""))
+        for part in ({"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, {"text": "ab"}, 5, ["ab"]):
+            with self.assertRaisesRegex(TypeError, "^parts of a message's content are texts, .*, not "):
+                prompt([{"type": "text", "text": "ab"}, part])
+
     def test_progress(self):
         made = []
 

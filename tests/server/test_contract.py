@@ -478,6 +478,23 @@ def test_the_log_has_what_was_refused(launch):
     assert "private" not in server.output()
 
 
+def test_the_log_has_what_was_refused_before_its_body(launch):
+    server = launch("--log-requests", "--api-key", "secret-key")
+    key = {"Authorization": "Bearer secret-key"}
+    for number, (method, path, headers, status, endpoint) in enumerate((
+            ("POST", "/v1/chat/completions", {}, 401, "chat"),
+            ("GET", "/v1/models", {"Authorization": "Bearer wrong-key"}, 401, '"/v1/models"'),
+            ("POST", "/chat/completions", key, 404, '"/chat/completions"'),
+            ("POST", "/a%0Aline", key, 404, '"/a%0Aline"'),
+            ("GET", "/v1/completions", key, 405, '"/v1/completions"'),
+            ("POST", "/v1/completions", {**key, "Content-Type": "text/plain"}, 415, "completions"))):
+        r = httpx.request(method, server.url + path, headers={**headers, "X-Request-Id": f"mine-{number}"})
+        assert r.status_code == status, r.text
+        lines = [one for one in server.output().splitlines() if f"request=mine-{number} " in one]
+        assert len(lines) == 1 and f" endpoint={endpoint} status={status} error=\"" in lines[0], lines
+    assert "-key" not in server.output()
+
+
 def test_the_server_listens_only_where_it_is_told(fake):
     with fake.connect():
         pass

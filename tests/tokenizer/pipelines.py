@@ -125,6 +125,15 @@ def cl100k():
     return byte_level(pre, special=["<|endoftext|>", "<|im_start|>", "<|im_sep|>", "<|im_end|>"])
 
 
+def unnamed():
+    """llama.cpp's "default", of files that name no pre-tokenizer: GPT-2's between three others."""
+    gpt2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    patterns = (r"[\p{P}$+<=>^~|]+", gpt2, r"\p{N}+", "[0-9][0-9][0-9]")
+    pre = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    pre.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    return byte_level(pre_tokenizers.Sequence(pre), special=["<|endoftext|>"])
+
+
 def granite():
     """StarCoder's digits one by one, with the special tokens of Granite 3."""
     pre = pre_tokenizers.Sequence(
@@ -303,7 +312,7 @@ def whitespace():
 
 
 ALL = [gpt2, gpt2_prefix, llama3, llama3_odd_merges, deepseek_distill, qwen2, tekken, cl100k, phi4_mini, olmo,
-       digits_byte_level, granite, smollm2, llama2, llama2_crossing, phi3, mistral, gemma, metaspace_unknown,
+       digits_byte_level, unnamed, granite, smollm2, llama2, llama2_crossing, phi3, mistral, gemma, metaspace_unknown,
        splits, whitespace]
 
 

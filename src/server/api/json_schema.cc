@@ -55,6 +55,10 @@ constexpr std::string_view kLists[] = {"anyOf", "oneOf", "allOf", "prefixItems"}
 constexpr std::string_view kSingle[] = {"items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems",
                                         "propertyNames"};
 
+constexpr std::string_view kCounts[] = {"minLength", "maxLength",     "minItems",
+                                        "maxItems",  "minProperties", "maxProperties"};
+constexpr std::string_view kFilled[] = {"type", "enum", "anyOf", "oneOf", "allOf"};
+
 // References that are followed to places where no schema is looked for: each is looked up.
 constexpr size_t kMostReferences = 256;
 
@@ -90,11 +94,13 @@ class Walk {
     visit(root_);
     while (!waiting_.empty()) {
       const Json* target = find_reference(root_, waiting_.back());
+      path_ = {waiting_.back()};
       waiting_.pop_back();
       if (target != nullptr) visit(*target);
     }
     return std::move(found_);
   }
+  const std::string& fault() const { return fault_; }
 
  private:
   // `implied`: the type that its place gives a schema; 0 = any.
@@ -105,6 +111,7 @@ class Walk {
     const uint32_t said = types_said(schema);
     const uint32_t types = said != 0 ? said : implied;
     for (const auto& [key, value] : schema.items()) {
+      check(key, value);
       if (is_one_of(key, kNever)) {
         if (!(value.is_boolean() && !value.get<bool>()) || key == "not") add(key);
       } else if (whole != std::end(kWhole)) {
@@ -114,6 +121,15 @@ class Walk {
       }
       descend(key, value);
     }
+  }
+
+  // What xgrammar passes over, or makes a grammar of that nothing satisfies.
+  void check(const std::string& key, const Json& value) {
+    const char* wanted = nullptr;
+    if (is_one_of(key, kCounts) && !(value.is_number() && value >= 0)) wanted = "a whole number, 0 or more";
+    if (is_one_of(key, kFilled) && value.is_array() && value.empty()) wanted = "a list that is not empty";
+    if (wanted == nullptr || !fault_.empty()) return;
+    fault_ = fmt::format("'{}/{}' must be {}", fmt::join(path_, "/"), key, wanted);
   }
 
   void add(const std::string& name) {
@@ -148,7 +164,7 @@ class Walk {
   void beside(std::string_view whole, const std::string& key, const Json& value, const Json& schema, uint32_t types) {
     if (key == whole) {
       const std::string target = value.is_string() ? value.get<std::string>() : std::string();
-      if (key == "$ref" && target != "#" && !target.starts_with("#/")) add("$ref to another document");
+      if (key == "$ref" && !reference_parts(target)) add("$ref to another document");
       if (key == "$ref") follow(target);
       if (key == "allOf" && value.is_array() && value.size() > 1) add("allOf");
       if (key == "oneOf" && value.is_array() && value.size() > 1) add("oneOf");  // what fits two of them is not refused
@@ -209,9 +225,8 @@ class Walk {
 
   // What a reference names may be where no schema is looked for.
   void follow(const std::string& reference) {
-    for (const std::string_view place : {"#/$defs/", "#/definitions/"}) {
-      if (reference.starts_with(place) && reference.find('/', place.size()) == std::string::npos) return;
-    }
+    const auto parts = reference_parts(reference);
+    if (parts && parts->size() == 2 && ((*parts)[0] == "$defs" || (*parts)[0] == "definitions")) return;
     if (references_.size() >= kMostReferences && !references_.contains(reference)) return add("$ref");
     if (references_.insert(reference).second) waiting_.push_back(reference);
   }
@@ -228,13 +243,21 @@ class Walk {
   }
 
   void descend(const std::string& key, const Json& value) {
+    path_.push_back(key);
     if (is_one_of(key, kMaps) && value.is_object()) {
-      for (const auto& [name, inner] : value.items()) visit(inner);
+      for (const auto& [name, inner] : value.items()) visit_below(name, inner);
     } else if (is_one_of(key, kLists) && value.is_array()) {
-      for (const Json& inner : value) visit(inner);
+      for (size_t i = 0; i < value.size(); ++i) visit_below(std::to_string(i), value[i]);
     } else if (is_one_of(key, kSingle)) {
       visit(value, key == "propertyNames" ? uint32_t{kStringType} : 0);
     }
+    path_.pop_back();
+  }
+
+  void visit_below(std::string_view name, const Json& schema) {
+    path_.emplace_back(name);
+    visit(schema);
+    path_.pop_back();
   }
 
   const Json& root_;
@@ -242,36 +265,64 @@ class Walk {
   std::set<std::string> references_;  // that are followed
   std::vector<std::string> waiting_;  // of these
   std::vector<std::string> found_;
+  std::vector<std::string> path_ = {"#"};  // to the schema that is visited
+  std::string fault_;
 };
 
 }  // namespace
 
 std::vector<std::string> unenforced_keywords(const Json& schema) { return Walk(schema).run(); }
 
+std::string schema_fault(const Json& schema) {
+  Walk walk(schema);
+  walk.run();
+  return walk.fault();
+}
+
+std::optional<std::vector<std::string>> reference_parts(std::string_view reference) {
+  if (!reference.starts_with('#')) return std::nullopt;
+  std::string pointer;
+  for (size_t i = 1; i < reference.size(); ++i) {
+    uint8_t byte = 0;
+    const char* digits = reference.data() + i + 1;
+    if (reference[i] == '%' && i + 2 < reference.size() &&
+        std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2) {
+      pointer += static_cast<char>(byte);
+      i += 2;
+    } else {
+      pointer += reference[i];
+    }
+  }
+  if (!pointer.empty() && pointer.front() != '/') return std::nullopt;
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < pointer.size(); ++i) {
+    const bool escape = pointer[i] == '~' && i + 1 < pointer.size() && (pointer[i + 1] == '0' || pointer[i + 1] == '1');
+    if (pointer[i] == '/') {
+      parts.emplace_back();
+    } else {
+      parts.back() += escape ? (pointer[++i] == '0' ? '~' : '/') : pointer[i];
+    }
+  }
+  return parts;
+}
+
+const Json* find_part(const Json& at, std::string_view part) {
+  if (at.is_array()) {
+    size_t index = 0;
+    const auto [end, code] = std::from_chars(part.data(), part.data() + part.size(), index);
+    const bool number = code == std::errc() && end == part.data() + part.size() && (part == "0" || part[0] != '0');
+    return number && index < at.size() ? &at[index] : nullptr;
+  }
+  const auto found = at.is_object() ? at.find(part) : at.end();
+  return found == at.end() ? nullptr : &*found;
+}
+
 const Json* find_reference(const Json& root, std::string_view reference) {
-  if (!reference.starts_with('#')) return nullptr;
-  reference.remove_prefix(1);
+  const auto parts = reference_parts(reference);
+  if (!parts) return nullptr;
   const Json* at = &root;
-  while (!reference.empty()) {
-    if (reference.front() != '/') return nullptr;
-    reference.remove_prefix(1);
-    const std::string_view token = reference.substr(0, reference.find('/'));
-    reference.remove_prefix(token.size());
-    if (at->is_array()) {
-      size_t index = 0;
-      const auto [end, code] = std::from_chars(token.data(), token.data() + token.size(), index);
-      if (code != std::errc() || end != token.data() + token.size() || index >= at->size()) return nullptr;
-      at = &(*at)[index];
-      continue;
-    }
-    std::string key;
-    for (size_t i = 0; i < token.size(); ++i) {
-      const bool escape = token[i] == '~' && i + 1 < token.size() && (token[i + 1] == '0' || token[i + 1] == '1');
-      key += escape ? (token[++i] == '0' ? '~' : '/') : token[i];
-    }
-    const auto found = at->is_object() ? at->find(key) : at->end();
-    if (found == at->end()) return nullptr;
-    at = &*found;
+  for (const std::string& part : *parts) {
+    if (at != nullptr) at = find_part(*at, part);
   }
   return at;
 }

@@ -2,6 +2,7 @@
 // this against the grammars themselves).
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,8 +14,18 @@ namespace nfp::server {
 // Keywords, each once, in the order of their appearance. Empty = every answer that the grammar allows is valid.
 std::vector<std::string> unenforced_keywords(const Json& schema);
 
+// The first place where a schema has what none may have (a negative "maxLength", an empty "type"), as a clause that
+// names it: "'#/properties/a/maxLength' must be ..."; empty = there is none.
+std::string schema_fault(const Json& schema);
+
+// The names on the way to what a reference means, as RFC 6901 has them in URIs: "#/$defs/a~1b%20c" has "$defs" and
+// "a/b c". Nothing where it is one to another document, or to an anchor.
+std::optional<std::vector<std::string>> reference_parts(std::string_view reference);
+
 // What a reference ("#/$defs/a") names within `root`; null where there is no such thing.
 const Json* find_reference(const Json& root, std::string_view reference);
+// What the next of its parts names.
+const Json* find_part(const Json& at, std::string_view part);
 
 // Members of these keywords are schemas by name; of the others below, no schemas.
 bool holds_schemas_by_name(std::string_view keyword);

@@ -1,6 +1,7 @@
 #include "server/grammar/grammar_schema.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -112,6 +113,66 @@ std::string safe_pattern(std::string_view pattern) {
   return out;
 }
 
+// xgrammar looks for the parts of a reference as they are written, and in objects only. So escapes give way to what
+// they mean, and what is in a list, or has a slash in its name, moves to where it can be found and leaves a reference
+// to it.
+class References {
+ public:
+  explicit References(Json& root) : root_(root) {
+    while (root_.is_object() && root_.contains(place_)) place_ += '-';
+  }
+  void rewrite() {
+    visit(root_);
+    if (moved_.empty()) return;
+    Json moved = Json::object();
+    for (const auto& [target, name] : moved_) {
+      moved[name] = std::exchange(*target, Json{{"$ref", reference_to(name)}});
+    }
+    root_[place_] = std::move(moved);
+  }
+
+ private:
+  void visit(Json& schema) {
+    if (schema.is_array()) {
+      for (Json& part : schema) visit(part);
+    }
+    if (!schema.is_object()) return;
+    for (auto& [keyword, value] : schema.items()) {
+      if (keyword == "$ref" && value.is_string()) {
+        value = written(value.get<std::string>());
+      } else if (holds_schemas_by_name(keyword) && value.is_object()) {
+        for (Json& named : value) visit(named);
+      } else if (!holds_values(keyword)) {
+        visit(value);
+      }
+    }
+  }
+
+  std::string written(const std::string& reference) {
+    const auto parts = reference_parts(reference);
+    if (!parts) return reference;
+    std::string plain = "#";
+    bool hidden = false;
+    Json::json_pointer place;
+    const Json* at = &root_;
+    for (const std::string& part : *parts) {
+      hidden = hidden || at->is_array() || part.empty() || part.find('/') != std::string::npos;
+      at = find_part(*at, part);
+      if (at == nullptr) return reference;  // is refused
+      plain += '/' + part;
+      place /= part;
+    }
+    if (!hidden) return plain;
+    return reference_to(moved_.try_emplace(&root_.at(place), std::to_string(moved_.size())).first->second);
+  }
+
+  std::string reference_to(const std::string& name) const { return fmt::format("#/{}/{}", place_, name); }
+
+  Json& root_;
+  std::string place_ = "x-references";
+  std::map<Json*, std::string> moved_;  // their names there
+};
+
 class Rewriter {
  public:
   void visit(Json& schema) {
@@ -188,6 +249,7 @@ class Rewriter {
 }  // namespace
 
 GrammarSchema schema_for_grammar(Json schema) {
+  References(schema).rewrite();
   Rewriter rewriter;
   rewriter.visit(schema);
   return {std::move(schema), {rewriter.patterns().begin(), rewriter.patterns().end()}};

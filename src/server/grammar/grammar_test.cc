@@ -380,6 +380,64 @@ TEST_F(GrammarTest, WhatNothingSatisfiesIsRefused) {
   }
 }
 
+// RFC 6901: escapes, in a URI; lists; names with a slash.
+TEST_F(GrammarTest, ReferencesAreJsonPointers) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"$defs":{"a/b":{"const":1}},"$ref":"#/$defs/a~1b"})", "1"},
+      {R"({"$defs":{"a/b":{"const":1}},"$ref":"#/%24defs/a%7E1b"})", "1"},
+      {R"({"$defs":{"a~b":{"const":1}},"$ref":"#/$defs/a~0b"})", "1"},
+      {R"({"$defs":{"a~1b":{"const":1}},"$ref":"#/$defs/a~01b"})", "1"},
+      {R"({"$defs":{"List<int>":{"const":1}},"$ref":"#/$defs/List%3Cint%3E"})", "1"},
+      {R"({"$defs":{"ü":{"const":1}},"$ref":"#/$defs/%C3%BC"})", "1"},
+      {R"({"$defs":{"10%":{"const":1}},"$ref":"#/$defs/10%"})", "1"},
+      {R"({"$defs":{"":{"const":1}},"$ref":"#/$defs/"})", "1"},
+      {R"({"type":"array","prefixItems":[{"const":2},{"const":1}],"items":{"$ref":"#/prefixItems/1"},"minItems":3})",
+       "[2, 1, 1]"},
+      {R"({"x-references":{},"$defs":{"a/b":{"$defs":{"c":{"const":1}}}},"$ref":"#/$defs/a~1b/$defs/c"})", "1"},
+      {R"({"type":"object","properties":{"a/b":{"const":1},"c":{"$ref":"#/properties/a~1b"}},"required":["a/b","c"]})",
+       R"({"a/b": 1, "c": 1})"},
+      {R"({"anyOf":[{"const":1},{"type":"array","items":{"$ref":"#/anyOf/1"},"maxItems":1},{"$ref":"#/anyOf/0"}]})",
+       "[[]]"},
+  };
+  for (const auto& [schema, good] : cases) {
+    EXPECT_TRUE(unenforced_keywords(Json::parse(schema)).empty()) << schema;
+    EXPECT_TRUE(allows(spec(Kind::kJsonSchema, schema), good)) << schema;
+    EXPECT_FALSE(allows(spec(Kind::kJsonSchema, schema), "[2, 2, 2]")) << schema;
+    EXPECT_FALSE(allows(spec(Kind::kJsonSchema, schema), "{}")) << schema;
+  }
+  for (const char* schema : {R"({"$ref":"#/$defs/a~1b","$defs":{"a":{"b":{"const":1}}}})", R"({"$ref":"#/anyOf/01"})",
+                             R"({"$ref":"#/anyOf/2","anyOf":[true]})"}) {
+    const auto compiled = compiler_->compile(spec(Kind::kJsonSchema, schema));
+    ASSERT_FALSE(compiled.ok()) << schema;
+    EXPECT_NE(compiled.error().message.find("Cannot find field"), std::string::npos) << compiled.error().message;
+  }
+}
+
+TEST_F(GrammarTest, WhatNoSchemaMayHaveIsRefusedByItsPlace) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"type":"string","maxLength":-1})", "'#/maxLength' must be a whole number, 0 or more"},
+      {R"({"type":"object","properties":{"a":{"minItems":-1}}})", "'#/properties/a/minItems' must be a whole number"},
+      {R"({"type":"object","maxProperties":"3"})", "'#/maxProperties' must be a whole number"},
+      {R"({"type":[]})", "'#/type' must be a list that is not empty"},
+      {R"({"anyOf":[{"type":"null"},{"items":{"oneOf":[]}}]})", "'#/anyOf/1/items/oneOf' must be a list"},
+      {R"({"allOf":[]})", "'#/allOf' must be a list that is not empty"},
+      {R"({"$ref":"#/parts/a","parts":{"a":{"type":[]}}})", "'#/parts/a/type' must be a list"},
+  };
+  for (const auto& [schema, message] : cases) {
+    const auto compiled = compiler_->compile(spec(Kind::kJsonSchema, schema));
+    ASSERT_FALSE(compiled.ok()) << schema;
+    EXPECT_EQ(compiled.error().code, ErrorCode::kInvalidInput);
+    EXPECT_NE(compiled.error().message.find(message), std::string::npos) << compiled.error().message;
+  }
+  // Names of properties, values and what nobody knows are no keywords.
+  for (const char* schema : {R"({"type":"object","properties":{"maxLength":{"const":-1},"type":{"const":[]}}})",
+                             R"({"const":{"maxLength":-1}})", R"({"type":"null","x-form":{"maxLength":-1}})"}) {
+    EXPECT_TRUE(compiler_->compile(spec(Kind::kJsonSchema, schema)).ok()) << schema;
+  }
+}
+
 TEST_F(GrammarTest, MinTokensDelaysTheEndWhereTheGrammarCanGoOn) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
   const auto compiled = compiler_->compile(spec(Kind::kRegex, "a{1,3}"));

@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "server/api/json_schema.h"
 #include "server/grammar/grammar_schema.h"
 #include "server/grammar/grammar_wire.h"
 
@@ -140,6 +141,7 @@ std::string read_schema(const std::string& text) {
   const JsonLimits limits{.max_keys = JsonLimits().max_values};  // the request was held to them
   auto read = parse_json(text, limits);
   if (!read.ok()) throw std::runtime_error(read.error().message);
+  if (const std::string fault = schema_fault(*read); !fault.empty()) throw std::runtime_error(fault);
   const GrammarSchema schema = schema_for_grammar(std::move(*read));
   for (const std::string& pattern : schema.patterns) {
     // An expression that cannot do without what JSON escapes, or is too large, is followed all the same, but by a

@@ -241,11 +241,14 @@ void Metrics::on_finished(const RequestRecord& r) {
     generation_length_.observe(r.usage.completion_tokens);
     max_tokens_.observe(r.max_tokens);
   }
-  shed_.fetch_add(r.shed ? 1 : 0, std::memory_order_relaxed);
+  const size_t tier = r.own_targets ? 1 : 0;
+  if (r.shed) {  // not within its targets, as those who wait for it see
+    shed_.fetch_add(1, std::memory_order_relaxed);
+    judged_[tier].fetch_add(1, std::memory_order_relaxed);
+  }
   if (r.usage.completion_tokens == 0 && !r.pooled) return;
   if (r.pooled) prompt_tokens_.fetch_add(static_cast<uint64_t>(r.usage.prompt_tokens), std::memory_order_relaxed);
   computed_prompt_.observe(r.usage.prompt_tokens - r.usage.cached_tokens);
-  const size_t tier = r.own_targets ? 1 : 0;
   judged_[tier].fetch_add(1, std::memory_order_relaxed);
   if (r.attained) {
     attained_[tier].fetch_add(1, std::memory_order_relaxed);
@@ -338,7 +341,9 @@ std::string Metrics::prometheus(const Facts& facts) const {
     w.head(name, "counter", help);
     for (size_t i = 0; i < 2; ++i) w.value(name, values[i].load(std::memory_order_relaxed), kTiers[i]);
   };
-  by_tier("nestedfp:slo_requests_total", judged_, "Requests that gave a token, by whose latency targets they had.");
+  by_tier(
+      "nestedfp:slo_requests_total", judged_,
+      "Requests that gave a token or were refused as it could not come in time, by whose latency targets they had.");
   by_tier("nestedfp:slo_attained_total", attained_, "Of these, first token and mean gap within the targets.");
   by_tier("nestedfp:slo_attained_tokens_total", attained_tokens_, "Output tokens of those: goodput.");
   w.gauge("nestedfp:http_connections", facts.connections, "Open connections.");

@@ -98,7 +98,7 @@ TEST(Metrics, AttainmentLevelAndPredictions) {
   const std::string text = metrics.prometheus(facts);
   const std::string m = "model_name=\"m\",engine=\"0\"";
   const std::pair<std::string, std::string> lines[] = {
-      {"slo_requests_total{" + m + ",tier=\"default\"}", "3"},
+      {"slo_requests_total{" + m + ",tier=\"default\"}", "4"},
       {"slo_attained_total{" + m + ",tier=\"default\"}", "2"},
       {"slo_attained_tokens_total{" + m + ",tier=\"default\"}", "14"},
       {"slo_requests_total{" + m + ",tier=\"own\"}", "3"},

@@ -335,8 +335,16 @@ http::Response Api::protocol_error(int status, std::string_view message, const h
 
 http::Response Api::refusal(const http::Request& head, const ApiError& error) const {
   std::string request_id;
-  http::Response response = shaped_error(inner_path(head.path), error);
+  const std::string_view path = inner_path(head.path);
+  http::Response response = shaped_error(path, error);
   auto headers = common_headers(head, &request_id);
+  if (const ServerState* served = state(); served != nullptr && served->log_requests) {
+    bool path_known = false;
+    const Route* route = find_route(head.method, path, &path_known);
+    const bool named = route != nullptr && !route->logged.empty();
+    log_failure(request_id, named ? std::string(route->logged) : dump(Json(std::string(path.substr(0, 100)))),
+                error.status, error.message);
+  }
   response.headers.insert(response.headers.end(), headers.begin(), headers.end());
   return response;
 }

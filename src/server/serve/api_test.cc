@@ -275,7 +275,11 @@ TEST_F(ApiTest, EveryChunkSaysTheUsageWhereThatIsAskedFor) {
       R"("name":"f"}}],"messages":[{"role":"user","content":"SAY:<think>Hm</think>Yes <tool_call>{\"name\":\"f\",)"
       R"(\"arguments\":{\"a\":1}}</tool_call>"}]})";
   int64_t last = 0;
-  for (const Json& event : stream("/v1/chat/completions", body)) {
+  const auto events = stream("/v1/chat/completions", body);
+  EXPECT_EQ(events[0]["choices"][0]["delta"]["role"], "assistant");
+  EXPECT_EQ(events[0]["usage"]["completion_tokens"], 0);
+  EXPECT_GT(events[1]["usage"]["completion_tokens"], 0);
+  for (const Json& event : events) {
     ASSERT_TRUE(event.contains("usage")) << dump(event);
     EXPECT_GE(event["usage"]["completion_tokens"].get<int64_t>(), last);
     last = event["usage"]["completion_tokens"].get<int64_t>();

@@ -64,7 +64,9 @@ void ResponseWriter::begin(std::string& out, Choice& choice) {
     out += ",\"prompt_token_ids\":";
     append_ids(out, choice.prompt_ids);
   }
-  chunk_end(out, choice);
+  Usage before = choice.usage;  // the first token is that of the next chunk
+  before.completion_tokens = 0;
+  chunk_end(out, before);
 }
 
 void ResponseWriter::events(std::string& out, Choice& choice, std::span<const ToolEvent> events, bool final) {
@@ -135,12 +137,11 @@ void ResponseWriter::text_chunk(std::string& out, const Choice& choice, std::str
   } else {
     out += ",\"finish_reason\":null}]";
   }
-  chunk_end(out, choice);
+  chunk_end(out, choice.usage);
 }
 
-void ResponseWriter::chunk_end(std::string& out, const Choice& choice) const {
+void ResponseWriter::chunk_end(std::string& out, const Usage& usage) const {
   if (request_->continuous_usage) {
-    const Usage& usage = choice.usage;
     fmt::format_to(std::back_inserter(out),
                    ",\"usage\":{{\"prompt_tokens\":{},\"total_tokens\":{},\"completion_tokens\":{}}}",
                    usage.prompt_tokens, usage.prompt_tokens + usage.completion_tokens, usage.completion_tokens);
@@ -153,7 +154,7 @@ void ResponseWriter::reasoning_chunk(std::string& out, const Choice& choice, std
   out += "\"delta\":{\"reasoning_content\":";
   append_string(out, text);
   out += "},\"logprobs\":null,\"finish_reason\":null}]";
-  chunk_end(out, choice);
+  chunk_end(out, choice.usage);
 }
 
 void ResponseWriter::tool_chunk(std::string& out, const Choice& choice, const ToolEvent& event,
@@ -172,7 +173,7 @@ void ResponseWriter::tool_chunk(std::string& out, const Choice& choice, const To
     out += '}';
   }
   out += "}]},\"logprobs\":null,\"finish_reason\":null}]";
-  chunk_end(out, choice);
+  chunk_end(out, choice.usage);
 }
 
 void ResponseWriter::usage_chunk(std::string& out, std::span<const Choice> choices) const {

@@ -22,8 +22,8 @@ class ResponseWriter final : public AnswerWriter {
   http::Response refusal(const ApiError& error) const override { return error_response(error); }
 
  private:
-  void chunk_head(std::string& out, int index) const;            // up to the inside of the choice
-  void chunk_end(std::string& out, const Choice& choice) const;  // behind the choices
+  void chunk_head(std::string& out, int index) const;          // up to the inside of the choice
+  void chunk_end(std::string& out, const Usage& usage) const;  // behind the choices
   void text_chunk(std::string& out, const Choice& choice, std::string_view text, bool final, Choice* takes) const;
   void reasoning_chunk(std::string& out, const Choice& choice, std::string_view text) const;
   void tool_chunk(std::string& out, const Choice& choice, const ToolEvent& event, const std::string& call_id) const;

@@ -144,11 +144,11 @@ class BesideFlashAttention(unittest.TestCase):
                         cache = first.clone(memory_format=torch.preserve_format)
                         self.assertEqual(cache.stride(), first.stride())
                         q, k, v = row.clone().split([heads * size, kv_heads * size, kv_heads * size], dim=1)
-                        impl.nestedfp_cos_sin = None
+                        impl.nestedfp_rotation = None
                         if way == "vllm":
                             q, k = rotary.forward_native(common.positions, q.contiguous(), k.contiguous())
                         else:
-                            impl.nestedfp_cos_sin = rotary.cos_sin_cache.float().contiguous()
+                            impl.nestedfp_rotation = attention.Rotation(rotary.cos_sin_cache.float().contiguous())
                         if way == "apart":
                             k = k.contiguous()
                         q, k, v = q.view(tokens, heads, size), k.view(tokens, kv_heads, size), v.view(tokens, kv_heads, size)

@@ -27,7 +27,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.attention.selector import _cached_get_attn_backend
 
 from .. import _library
-from .attention_batch import split
+from .attention_batch import MOST_ROWS, split
 from .op import INDEPENDENT_START, device
 
 # Decode steps of few sequences are launched for a longest context, which a captured graph does not know.
@@ -114,10 +114,9 @@ class Builder(FlashAttentionMetadataBuilder):
                         cu_prefix_query_lens=None, prefix_kv_lens=None, suffix_kv_lens=None, nestedfp=plan)
 
     def _plan(self, common: Any) -> Plan | None:
-        workspace = self._workspace()
-        if workspace is None:
+        workspace, sequences = self._workspace(), common.num_reqs
+        if workspace is None or sequences * self.kv_cache_spec.num_kv_heads > MOST_ROWS:
             return None
-        sequences = common.num_reqs
         decodes, prefill_tokens = sequences, 0
         if common.max_query_len > 1:
             if self.nestedfp_drafts:
@@ -177,6 +176,8 @@ class Impl(FlashAttentionImpl):
         call = plan.call
         if self.nestedfp_rotation is not None:
             query = self._with_keys(query, key, value)
+        elif query.stride(1) != self.head_size:  # heads that do not lie one behind the other
+            query = query.contiguous()
         self._describe(call, query, kv_cache)
         call.scale, call.soft_cap, call.window = self.scale, self.logits_soft_cap, self.nestedfp_window
         call.out = output.data_ptr()

@@ -56,6 +56,12 @@ AttentionCall call_of(const nfp_attention_call& c) {
 
 // The rotation by a kernel of its own. tokens: 0 = one of each sequence.
 nfp::Status rotate(const nfp_attention_call& c, int64_t tokens, nfp_stream stream) {
+  const int64_t of_a_head = int64_t{c.block_size} * c.head_dim;
+  if (c.block_stride != 0 &&
+      (of_a_head <= 0 || c.block_stride % of_a_head != 0 || c.block_stride / of_a_head < c.kv_heads)) {
+    return nfp::error(nfp::ErrorCode::kUsage,
+                      "attention: block_stride must be a multiple of block_size * head_dim, and hold all of kv_heads");
+  }
   RopeCall call;
   call.qkv = const_cast<void*>(c.q);
   call.one_token_each = tokens == 0;

@@ -217,6 +217,14 @@ TEST_F(CApiAttention, WrongCallsSayWhatIsWrong) {
   const DeviceVector<float> table(64);
   refused([&](nfp_attention_call& c) { c.cos_sin = table.get(); }, "q_stride");  // decode rotates these itself
   EXPECT_EQ(nfp_attention_append(gpu_.get(), &call_, nullptr), NFP_USAGE);
+  for (const int64_t stride : {kBlockNumbers / 2, 2 * kBlockNumbers + 8, -2 * kBlockNumbers}) {
+    nfp_attention_call append = call_;
+    append.cos_sin = table.get();
+    append.q_stride = int64_t{kHeads + 2 * kKvHeads} * kHeadDim;
+    append.block_stride = stride;
+    EXPECT_EQ(nfp_attention_append(gpu_.get(), &append, nullptr), NFP_USAGE) << stride;
+    EXPECT_NE(std::string(nfp_last_error()).find("block_stride"), std::string::npos) << nfp_last_error();
+  }
   EXPECT_EQ(nfp_attention_decode(nullptr, &call_, nullptr), NFP_USAGE);
   EXPECT_EQ(nfp_attention_prefill(gpu_.get(), nullptr, nullptr), NFP_USAGE);
   EXPECT_EQ(nfp_attention_workspace_bytes(gpu_.get(), &call_, nullptr), NFP_USAGE);

@@ -125,6 +125,26 @@ class Join(unittest.TestCase):
         self.assertEqual(self.join(self.layer("llama"), model=SimpleNamespace(runner_type="generate"),
                                    speculative_config=drafts), 1)
 
+    def test_loaders_tell_draft_models(self):
+        """By vLLM's own loader, around what it would read."""
+        from nestedfp.vllm import loading, op
+        from vllm.config import get_current_vllm_config
+        from vllm.model_executor.model_loader import base_loader
+        from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+        loading.install()
+        config, counts = get_current_vllm_config(), []
+        loader = DummyModelLoader(config.load_config)
+        for runner in ("generate", "draft", "pooling"):
+            model = torch.nn.ModuleList([self.layer("llama")])
+            with patch.object(base_loader, "initialize_model", lambda model=model, **_: model), \
+                    patch.object(base_loader, "process_weights_after_loading"), \
+                    patch.object(DummyModelLoader, "load_weights"), patch.dict(op._devices, {0: None}), \
+                    patch.object(loading, "_follow_worker"):
+                loader.load_model(vllm_config=config, model_config=SimpleNamespace(dtype=torch.float16, runner_type=runner))
+            counts.append(len(loading.form_of(model)))
+        self.assertEqual(counts, [1, 0, 1])
+
     def test_attention_gets_rows_as_their_product_left_them(self):
         """Compiled too, as one graph."""
         for kind in self.kinds:

@@ -56,12 +56,6 @@ AttentionCall call_of(const nfp_attention_call& c) {
 
 // The rotation by a kernel of its own. tokens: 0 = one of each sequence.
 nfp::Status rotate(const nfp_attention_call& c, int64_t tokens, nfp_stream stream) {
-  const int64_t of_a_head = int64_t{c.block_size} * c.head_dim;
-  if (c.block_stride != 0 &&
-      (of_a_head <= 0 || c.block_stride % of_a_head != 0 || c.block_stride / of_a_head < c.kv_heads)) {
-    return nfp::error(nfp::ErrorCode::kUsage,
-                      "attention: block_stride must be a multiple of block_size * head_dim, and hold all of kv_heads");
-  }
   RopeCall call;
   call.qkv = const_cast<void*>(c.q);
   call.one_token_each = tokens == 0;
@@ -129,8 +123,10 @@ nfp_status nfp_attention_decode(nfp_gpu* gpu, const nfp_attention_call* call, nf
       if (c.sequences <= needs->most_rotated) {
         c.rotation = {
             .cos_sin = call->cos_sin, .q_norm = call->q_norm, .k_norm = call->k_norm, .norm_eps = call->norm_epsilon};
-      } else if (const auto status = rotate(*call, 0, stream); !status.ok()) {
-        return fail(status.error());
+      } else {
+        // A call that is refused has changed nothing.
+        if (const auto status = check_decode(c); !status.ok()) return fail(status.error());
+        if (const auto status = rotate(*call, 0, stream); !status.ok()) return fail(status.error());
       }
     }
     return done(run_decode(c, stream));
@@ -140,7 +136,7 @@ nfp_status nfp_attention_decode(nfp_gpu* gpu, const nfp_attention_call* call, nf
 nfp_status nfp_attention_prefill(nfp_gpu* gpu, const nfp_attention_call* call, nfp_stream stream) {
   return with_call(gpu, call, [&](const AttentionCall& c) -> nfp_status {
     if (call->cos_sin != nullptr) {
-      NFP_CAPI_REQUIRE(call->tokens > 0, "attention: tokens must be positive");
+      if (const auto status = check_prefill(c); !status.ok()) return fail(status.error());
       if (const auto status = rotate(*call, call->tokens, stream); !status.ok()) return fail(status.error());
     }
     return done(run_prefill(c, stream));
@@ -150,6 +146,10 @@ nfp_status nfp_attention_prefill(nfp_gpu* gpu, const nfp_attention_call* call, n
 nfp_status nfp_attention_append(nfp_gpu* gpu, const nfp_attention_call* call, nfp_stream stream) {
   return with_call(gpu, call, [&](const AttentionCall&) -> nfp_status {
     NFP_CAPI_REQUIRE(call->cos_sin != nullptr && call->tokens >= 0, "attention: cos_sin or tokens is missing");
+    const int64_t of_a_head = int64_t{call->block_size} * call->head_dim;
+    NFP_CAPI_REQUIRE(call->block_stride == 0 || (of_a_head > 0 && call->block_stride % of_a_head == 0 &&
+                                                 call->block_stride / of_a_head >= call->kv_heads),
+                     "attention: block_stride must be a multiple of block_size * head_dim, and hold all of kv_heads");
     return done(rotate(*call, call->tokens, stream));
   });
 }

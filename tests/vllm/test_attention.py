@@ -21,8 +21,9 @@ HAVE_GPU = HAVE_VLLM and torch.cuda.is_available() and torch.cuda.get_device_cap
 
 
 class Batches(unittest.TestCase):
-    def split(self, *lengths, longest=100, group=4, kv_heads=8):
-        return split(np.array(lengths, dtype=np.int32), longest, group, kv_heads)
+    def split(self, *lengths, longest=100, contexts=None, group=4, kv_heads=8):
+        contexts = np.array(contexts or [longest] * len(lengths), dtype=np.int32)
+        return split(np.array(lengths, dtype=np.int32), contexts, group, kv_heads)
 
     def test_sequences_of_one_token_ahead_decode(self):
         self.assertEqual(self.split(1, 1, 1, 7, 1, 30), (3, 38))
@@ -36,6 +37,15 @@ class Batches(unittest.TestCase):
         self.assertEqual(self.split(1, 256, longest=100000), (1, 256))  # 8 tiles of each of 8 heads
         self.assertIsNone(self.split(224, longest=100000))
         self.assertEqual(self.split(1, 1, longest=100000), (2, 0))
+
+    def test_a_long_context_is_not_waited_for(self):
+        """Tiles of short contexts beside it are soon done; and one of sequences ahead is the decode kernel's."""
+        self.assertIsNone(self.split(20, 2000, contexts=[100000, 2000]))
+        self.assertIsNone(self.split(2000, 1, contexts=[2000, 50000]))
+        self.assertEqual(self.split(2000, 1, contexts=[2000, 3000]), (0, 2001))
+        self.assertEqual(self.split(1, 20, contexts=[100000, 400]), (1, 20))
+        self.assertEqual(self.split(300, 300, contexts=[50000, 60000]), (0, 600))
+        self.assertEqual(self.split(2, 0, contexts=[70, 100000]), (0, 2))
 
 
 @unittest.skipUnless(HAVE_VLLM, "needs torch and vLLM")
@@ -117,6 +127,14 @@ class Calls(unittest.TestCase):
             self.assertEqual((call.blocks, call.block_stride, call.keys, call.values - call.keys),
                              (self.BLOCKS, 2 * numbers, self.cache.data_ptr(), 2 * numbers))
             self.assertEqual((call.q_stride, call.cos_sin), (self.ROW, None))
+
+    def test_contexts_that_the_host_knows(self):
+        known = torch.tensor([100000, 60], dtype=torch.int32)
+        for fields, plan in (({}, False), ({"seq_lens_cpu_upper_bound": known}, True), ({"_seq_lens_cpu": known}, True),
+                             ({"_seq_lens_cpu": known, "seq_lens_cpu_upper_bound": known.flip(0)}, True),
+                             ({"seq_lens_cpu_upper_bound": known[:1]}, False)):  # of another batch
+            with patch.object(self.attention.FlashAttentionMetadataBuilder, "build", lambda *_: None):
+                self.assertEqual(self.builder.build(0, self.common([1, 4], [100000, 60], **fields)) is not None, plan)
 
     def test_queries_wherever_their_heads_lie(self):
         query = self.parts(8)[0]

@@ -58,6 +58,15 @@ def batch_call(query_start: torch.Tensor, context: torch.Tensor, table: torch.Te
         independent_start=INDEPENDENT_START)
 
 
+def most_keys(common: Any) -> np.ndarray:
+    """Of each sequence, as far as the host knows: vLLM makes other batches of one (of chunks, say), and what it has not
+    made anew is still the first one's."""
+    for known in (getattr(common, "_seq_lens_cpu", None), getattr(common, "seq_lens_cpu_upper_bound", None)):
+        if known is not None and len(known) == common.num_reqs:
+            return known.numpy()
+    return np.full(common.num_reqs, common.max_seq_len, dtype=np.int32)
+
+
 @dataclass
 class Plan:
     """What all layers' calls of a step have in common: `call`, of which each layer sets its own part."""
@@ -122,7 +131,7 @@ class Builder(FlashAttentionMetadataBuilder):
             if self.nestedfp_drafts:
                 return None
             starts = common.query_start_loc_cpu[:sequences + 1].numpy()
-            found = split(np.diff(starts), common.max_seq_len, self.num_heads_q // self.num_heads_kv, self.num_heads_kv)
+            found = split(np.diff(starts), most_keys(common), self.num_heads_q // self.num_heads_kv, self.num_heads_kv)
             if found is None:
                 return None
             decodes, prefill_tokens = found

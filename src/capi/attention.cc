@@ -123,8 +123,10 @@ nfp_status nfp_attention_decode(nfp_gpu* gpu, const nfp_attention_call* call, nf
       if (c.sequences <= needs->most_rotated) {
         c.rotation = {
             .cos_sin = call->cos_sin, .q_norm = call->q_norm, .k_norm = call->k_norm, .norm_eps = call->norm_epsilon};
-      } else if (const auto status = rotate(*call, 0, stream); !status.ok()) {
-        return fail(status.error());
+      } else {
+        // A call that is refused has changed nothing.
+        if (const auto status = check_decode(c); !status.ok()) return fail(status.error());
+        if (const auto status = rotate(*call, 0, stream); !status.ok()) return fail(status.error());
       }
     }
     return done(run_decode(c, stream));
@@ -134,7 +136,7 @@ nfp_status nfp_attention_decode(nfp_gpu* gpu, const nfp_attention_call* call, nf
 nfp_status nfp_attention_prefill(nfp_gpu* gpu, const nfp_attention_call* call, nfp_stream stream) {
   return with_call(gpu, call, [&](const AttentionCall& c) -> nfp_status {
     if (call->cos_sin != nullptr) {
-      NFP_CAPI_REQUIRE(call->tokens > 0, "attention: tokens must be positive");
+      if (const auto status = check_prefill(c); !status.ok()) return fail(status.error());
       if (const auto status = rotate(*call, call->tokens, stream); !status.ok()) return fail(status.error());
     }
     return done(run_prefill(c, stream));
@@ -144,6 +146,10 @@ nfp_status nfp_attention_prefill(nfp_gpu* gpu, const nfp_attention_call* call, n
 nfp_status nfp_attention_append(nfp_gpu* gpu, const nfp_attention_call* call, nfp_stream stream) {
   return with_call(gpu, call, [&](const AttentionCall&) -> nfp_status {
     NFP_CAPI_REQUIRE(call->cos_sin != nullptr && call->tokens >= 0, "attention: cos_sin or tokens is missing");
+    const int64_t of_a_head = int64_t{call->block_size} * call->head_dim;
+    NFP_CAPI_REQUIRE(call->block_stride == 0 || (of_a_head > 0 && call->block_stride % of_a_head == 0 &&
+                                                 call->block_stride / of_a_head >= call->kv_heads),
+                     "attention: block_stride must be a multiple of block_size * head_dim, and hold all of kv_heads");
     return done(rotate(*call, call->tokens, stream));
   });
 }

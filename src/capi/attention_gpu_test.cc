@@ -217,6 +217,30 @@ TEST_F(CApiAttention, WrongCallsSayWhatIsWrong) {
   const DeviceVector<float> table(64);
   refused([&](nfp_attention_call& c) { c.cos_sin = table.get(); }, "q_stride");  // decode rotates these itself
   EXPECT_EQ(nfp_attention_append(gpu_.get(), &call_, nullptr), NFP_USAGE);
+  for (const int64_t stride : {kBlockNumbers / 2, 2 * kBlockNumbers + 8, -2 * kBlockNumbers}) {
+    nfp_attention_call append = call_;
+    append.cos_sin = table.get();
+    append.q_stride = int64_t{kHeads + 2 * kKvHeads} * kHeadDim;
+    append.block_stride = stride;
+    EXPECT_EQ(nfp_attention_append(gpu_.get(), &append, nullptr), NFP_USAGE) << stride;
+    EXPECT_NE(std::string(nfp_last_error()).find("block_stride"), std::string::npos) << nfp_last_error();
+  }
+  // And has changed nothing: another try would rotate what is rotated.
+  std::vector<uint16_t> rows(static_cast<size_t>(starts_.back()) * (kHeads + 2 * kKvHeads) * kHeadDim, 0x3c00);
+  const DeviceVector<uint16_t> device_rows(rows);
+  const DeviceVector<float> turns(std::vector<float>(size_t{200} * kHeadDim, 0.5f));
+  nfp_attention_call rotates = call_;
+  rotates.q = device_rows.get();
+  rotates.q_stride = int64_t{kHeads + 2 * kKvHeads} * kHeadDim;
+  rotates.cos_sin = turns.get();
+  rotates.tokens = starts_.back();
+  rotates.deterministic = 1;  // decode rotates by a kernel of its own
+  rotates.workspace_bytes = 0;
+  EXPECT_EQ(nfp_attention_decode(gpu_.get(), &rotates, nullptr), NFP_USAGE);
+  EXPECT_EQ(nfp_attention_prefill(gpu_.get(), &rotates, nullptr), NFP_USAGE);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(device_rows.host(), rows);
+  EXPECT_EQ(device_cache_->host(), cache_);
   EXPECT_EQ(nfp_attention_decode(nullptr, &call_, nullptr), NFP_USAGE);
   EXPECT_EQ(nfp_attention_prefill(gpu_.get(), nullptr, nullptr), NFP_USAGE);
   EXPECT_EQ(nfp_attention_workspace_bytes(gpu_.get(), &call_, nullptr), NFP_USAGE);

@@ -1,4 +1,4 @@
-"""make_models.py FOLDER: tiny Llama, Qwen2, Mistral, Qwen3-MoE, Qwen2-MoE and Mixtral models with random weights, as transformers would save them, and
+"""make_models.py FOLDER: tiny Llama, Qwen2, Qwen3, Mistral, Qwen3-MoE, Qwen2-MoE and Mixtral models with random weights, as transformers would save them, and
 a LoRA adapter for the first, for the plugin's tests. Head size 64 and features that two GPUs can share. Needs numpy only."""
 
 import json
@@ -14,6 +14,7 @@ EXPERTS, TOP, EXPERT_FFN = 8, 2, 96
 FAMILIES = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False},
     "mistral": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None},
     "qwen3_moe": {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": EXPERTS,
                   "num_experts_per_tok": TOP, "moe_intermediate_size": EXPERT_FFN, "norm_topk_prob": True,
@@ -61,9 +62,9 @@ def tensors(family: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
                 out[f"{layer}{name}.bias"] = draw(shape[0], sigma=0.2)
         for name in ("input_layernorm", "post_attention_layernorm"):
             out[f"{layer}{name}.weight"] = (1 + rng.standard_normal(HIDDEN) * 0.1).astype(np.float16)
-        if family == "qwen3_moe":
+        if family in ("qwen3", "qwen3_moe"):
             for name in ("self_attn.q_norm", "self_attn.k_norm"):
-                out[f"{layer}{name}.weight"] = np.ones(HEAD, np.float16)
+                out[f"{layer}{name}.weight"] = (1 + rng.standard_normal(HEAD) * 0.2).astype(np.float16)
     # Weights beyond 1.75, which take row exponents (the others of such a row have bits to spare).
     down = next(name for name in out if "layers.0." in name and name.endswith(("mlp.down_proj.weight", "0.w2.weight",
                                                                                "0.down_proj.weight")))
@@ -108,14 +109,17 @@ def write_adapter(path: Path) -> None:
     (path / "adapter_config.json").write_text(json.dumps(config, indent=1))
 
 
-def write(path: Path, family: str, seed: int | None = None) -> None:
+def write(path: Path, family: str, seed: int | None = None, layers: int = LAYERS) -> None:
+    """`layers`: only the first of them."""
     path.mkdir(parents=True, exist_ok=True)
-    config = {"hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+    config = {"hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": layers, "num_attention_heads": HEADS,
               "num_key_value_heads": KV_HEADS, "head_dim": HEAD, "vocab_size": VOCAB, "rms_norm_eps": 1e-5,
               "max_position_embeddings": 512, "rope_theta": 10000.0, "hidden_act": "silu", "torch_dtype": "float16",
               "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1, **FAMILIES[family]}
     (path / "config.json").write_text(json.dumps(config, indent=1))
-    save(path / "model.safetensors", tensors(family, np.random.default_rng(len(family) if seed is None else seed)))
+    values = tensors(family, np.random.default_rng(len(family) if seed is None else seed))
+    beyond = tuple(f"model.layers.{i}." for i in range(layers, LAYERS))
+    save(path / "model.safetensors", {name: value for name, value in values.items() if not name.startswith(beyond)})
 
 
 def write_tokenizer(path: Path) -> None:
@@ -133,6 +137,7 @@ def main() -> None:
         write(Path(sys.argv[1]) / family, family)
     for family in ("qwen2", "qwen3_moe"):  # other weights of the same shapes
         write(Path(sys.argv[1]) / f"{family}-other", family, seed=99)
+    write(Path(sys.argv[1]) / "llama-draft", "llama", layers=LAYERS - 1)
     write_adapter(Path(sys.argv[1]) / "llama-lora")
     write_tokenizer(Path(sys.argv[1]) / "llama")
 

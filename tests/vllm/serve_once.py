@@ -1,4 +1,4 @@
-"""serve_once.py MODEL OUT.json [--quantization Q] [--policy P] [--per-step] [--dtype T] [--lora DIR] [--speculate]
+"""serve_once.py MODEL OUT.json [--quantization Q] [--policy P] [--per-step] [--dtype T] [--lora DIR] [--speculate | --draft DIR]
 [--steps N] [--start-with DIR [--sleep]]: one vLLM engine over a tiny model; writes what test_serving.py compares. A process of its own, since an
 engine leaves much behind."""
 
@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--lora", help="an adapter that all requests use")
     parser.add_argument("--steps", type=int, default=0, help="so many decode steps more")
     parser.add_argument("--speculate", action="store_true", help="drafts by n-grams, and prompts that repeat themselves")
+    parser.add_argument("--draft", help="drafts by this model")
     parser.add_argument("--start-with", help="a model of the same shapes; MODEL's weights are read into the running engine")
     parser.add_argument("--sleep", action="store_true", help="throw the weights of --start-with away before that")
     arguments = parser.parse_args()
@@ -45,7 +46,9 @@ def main() -> None:
     if arguments.speculate:
         extra.update(speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3,
                                          "prompt_lookup_min": 1})
-    if arguments.per_step or arguments.speculate:
+    if arguments.draft:
+        extra.update(speculative_config={"method": "draft_model", "model": arguments.draft, "num_speculative_tokens": 3})
+    if arguments.per_step or arguments.speculate or arguments.draft:
         extra.update(disable_log_stats=False)
     if arguments.sleep:
         extra.update(enable_sleep_mode=True)
@@ -59,13 +62,14 @@ def main() -> None:
               enforce_eager=arguments.eager,
               compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 64]}, **extra)
     started = time.time() - begin
-    if arguments.sleep:
-        llm.sleep(level=2)
-        llm.wake_up(tags=["weights"])
-    if arguments.start_with:
-        llm.collective_rpc("reload_weights", kwargs={"weights_path": arguments.model})
-    if arguments.sleep:
-        llm.wake_up(tags=["kv_cache"])
+    for _ in range(2 if arguments.sleep else 1):  # a second time, of what the first one has put in place
+        if arguments.sleep:
+            llm.sleep(level=2)
+            llm.wake_up(tags=["weights"])
+        if arguments.start_with:
+            llm.collective_rpc("reload_weights", kwargs={"weights_path": arguments.model})
+        if arguments.sleep:
+            llm.wake_up(tags=["kv_cache"])
     config = llm.llm_engine.vllm_config
     rng = np.random.default_rng(5)
     prompts = [rng.integers(2, 500, size=40 + 3 * i).tolist() for i in range(PROMPTS)]
@@ -91,7 +95,7 @@ def main() -> None:
         for tier in ("exact", "fast"):
             report[tier] = [scores(ids, extra_args={"nestedfp_precision": tier}) for ids in prompts]
     # Answers by decode steps (graphs), batched and alone, beside the same tokens read as a prompt.
-    length = 3 * ANSWER if arguments.speculate else ANSWER
+    length = 3 * ANSWER if arguments.speculate or arguments.draft else ANSWER
     parameters = SamplingParams(temperature=0, max_tokens=length, logprobs=0, detokenize=False, ignore_eos=True,
                                 extra_args={"nestedfp_precision": "exact"} if arguments.per_step else None)
     together = llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False, **adapter)
@@ -106,7 +110,7 @@ def main() -> None:
         worst = max(worst, max(abs(a - b) for a, b in zip(decoded, read)))
     report["answers"] = answers
     report["decode_vs_prompt"] = worst
-    if arguments.per_step or arguments.speculate:
+    if arguments.per_step or arguments.speculate or arguments.draft:
         report["metrics"] = {f"{m.name}{sorted(m.labels.values())}": m.value for m in llm.get_metrics()
                              if hasattr(m, "value") and ("spec_decode" in m.name or "nestedfp" in m.name)}
     long = SamplingParams(temperature=0, max_tokens=200, detokenize=False, ignore_eos=True)

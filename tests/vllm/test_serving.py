@@ -46,6 +46,10 @@ RUNS = {
     "qwen2 fp16": ("qwen2", [*ORDINARY, "--policy", "fp16"], None),
     "qwen2 stock bf16": ("qwen2", BF16, None),
     "qwen2 bf16": ("qwen2", [*ORDINARY, "--policy", "fp16", *BF16], None),
+    "qwen3 stock fp16": ("qwen3", ["--eager"], None),
+    "qwen3 fp16": ("qwen3", [*ORDINARY, "--policy", "fp16"], 1),
+    "qwen3 stock bf16": ("qwen3", BF16, None),
+    "qwen3 bf16": ("qwen3", [*ORDINARY, "--policy", "fp16", "--dtype", "bfloat16"], None),
     "qwen2 nested bf16 refused": ("qwen2-nested", ["--policy", "fp16", "--dtype", "bfloat16"], None),
     "mistral stock fp16": ("mistral", ["--eager"], None),
     "mistral nested fp16": ("mistral-nested", ["--policy", "threshold:512"], None),
@@ -56,6 +60,7 @@ RUNS.update({
     "llama lora alternate": ("llama", [*PER_STEP, "--lora", "llama-lora"], None),
     "llama speculative fp16": ("llama", [*ORDINARY, "--policy", "fp16", "--speculate"], None),
     "llama speculative alternate": ("llama", [*PER_STEP, "--speculate"], None),
+    "llama drafted fp16": ("llama", [*ORDINARY, "--policy", "fp16", "--draft", "llama-draft"], 0),
 })
 # Mixtures of experts. What stock vLLM runs them with needs Triton and a C compiler.
 MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral")
@@ -82,7 +87,7 @@ RUNS.update({
     "qwen3_moe nested reloaded fp16": ("qwen3_moe-nested", ["--policy", "fp16", "--start-with", "qwen3_moe-other-nested"], 1),
     "qwen3_moe slept fp16": ("qwen3_moe", [*ORDINARY, "--policy", "fp16", "--start-with", "qwen3_moe-other", "--sleep"], 1),
 })
-MODEL_ARGUMENT = re.compile(r".*-(lora|other|other-nested)$")
+MODEL_ARGUMENT = re.compile(r".*-(lora|draft|other|other-nested)$")
 TWO = ["--tensor-parallel", "2"]
 WIDE = {
     "llama stock fp16 tp2": ("llama", ["--eager", *TWO], None),
@@ -159,9 +164,18 @@ class Serving(unittest.TestCase):
         self.assertLess(rms, rms_limit)
 
     def test_fp16_is_vllm_s_fp16(self):
-        for family in ("llama", "qwen2"):
+        for family in ("llama", "qwen2", "qwen3"):
             self.assert_close(f"{family} fp16", f"{family} stock fp16", 5e-3)
-        self.assert_close("qwen2 bf16", "qwen2 stock bf16", 5e-2)  # 8 bits: 2^-9 of logits up to 10
+        for family in ("qwen2", "qwen3"):
+            self.assert_close(f"{family} bf16", f"{family} stock bf16", 5e-2)  # 8 bits: 2^-9 of logits up to 10
+
+    def test_attention_rotates(self):
+        for name, layers in (("llama fp16", "3"), ("llama v1 alternate", "3"), ("mistral nested fp16", "3"),
+                             ("qwen2 slept fp16", "3"), ("qwen3 fp16", "3"), ("qwen3 bf16", "3"), ("qwen3_moe fp16", "3"),
+                             ("llama speculative fp16", "3"), ("llama drafted fp16", "3"), ("qwen2 bf16", None)):
+            if name in self.logs:
+                said = re.findall(r"nestedfp: attention rotates in (\d+) layers", self.logs[name])
+                self.assertEqual(said, [layers] if layers else [], name)
 
     def test_nested_checkpoints_are_their_source(self):
         self.assert_close("llama nested fp16", "llama stock fp16", 5e-3)
@@ -258,7 +272,8 @@ class Serving(unittest.TestCase):
         self.assert_close("llama lora alternate", "llama lora stock fp16", 5e-3, key="exact")
         self.assertGreater(self.distance(self.report("llama lora fp16")["prompts"], self.report("llama fp16")["prompts"])[1],
                            0.05)  # or the adapter did nothing
-        for name in ("llama speculative fp16", "llama speculative alternate"):
+        self.assert_close("llama drafted fp16", "llama fp16", 2e-3)
+        for name in ("llama speculative fp16", "llama speculative alternate", "llama drafted fp16"):
             metrics = self.report(name)["metrics"]
             drafted, accepted = (sum(value for key, value in metrics.items() if f"num_{what}_tokens[" in key)
                                  for what in ("draft", "accepted"))

@@ -27,11 +27,44 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.attention.selector import _cached_get_attn_backend
 
 from .. import _library
-from .attention_batch import split
+from .attention_batch import MOST_ROWS, split
 from .op import INDEPENDENT_START, device
 
 # Decode steps of few sequences are launched for a longest context, which a captured graph does not know.
 CAPTURED_CONTEXT = 4096
+
+
+@dataclass
+class Rotation:
+    """What a joined layer's queries and keys still lack (rotary.join()). All are FP32, of head_size numbers a row."""
+
+    cos_sin: torch.Tensor  # a row for each position
+    q_norm: torch.Tensor | None = None  # weights of an RMSNorm of each head before that
+    k_norm: torch.Tensor | None = None
+    epsilon: float = 0.0
+
+    def describe(self, call: _library.AttentionCall) -> None:
+        call.cos_sin, call.norm_epsilon = self.cos_sin.data_ptr(), self.epsilon
+        call.q_norm, call.k_norm = ((None, None) if self.q_norm is None or self.k_norm is None
+                                    else (self.q_norm.data_ptr(), self.k_norm.data_ptr()))
+
+
+def batch_call(query_start: torch.Tensor, context: torch.Tensor, table: torch.Tensor, block_size: int,
+               kv_type: int) -> _library.AttentionCall:
+    """What a batch is, for all layers."""
+    return _library.AttentionCall(
+        size=ctypes.sizeof(_library.AttentionCall), query_start=query_start.data_ptr(), context=context.data_ptr(),
+        block_table=table.data_ptr(), table_width=table.stride(0), block_size=block_size, kv_type=kv_type,
+        independent_start=INDEPENDENT_START)
+
+
+def most_keys(common: Any) -> np.ndarray:
+    """Of each sequence, as far as the host knows: vLLM makes other batches of one (of chunks, say), and what it has not
+    made anew is still the first one's."""
+    for known in (getattr(common, "_seq_lens_cpu", None), getattr(common, "seq_lens_cpu_upper_bound", None)):
+        if known is not None and len(known) == common.num_reqs:
+            return known.numpy()
+    return np.full(common.num_reqs, common.max_seq_len, dtype=np.int32)
 
 
 @dataclass
@@ -90,28 +123,23 @@ class Builder(FlashAttentionMetadataBuilder):
                         cu_prefix_query_lens=None, prefix_kv_lens=None, suffix_kv_lens=None, nestedfp=plan)
 
     def _plan(self, common: Any) -> Plan | None:
-        workspace = self._workspace()
-        if workspace is None:
+        workspace, sequences = self._workspace(), common.num_reqs
+        if workspace is None or sequences * self.kv_cache_spec.num_kv_heads > MOST_ROWS:
             return None
-        sequences = common.num_reqs
         decodes, prefill_tokens = sequences, 0
         if common.max_query_len > 1:
             if self.nestedfp_drafts:
                 return None
             starts = common.query_start_loc_cpu[:sequences + 1].numpy()
-            found = split(np.diff(starts), common.max_seq_len, self.num_heads_q // self.num_heads_kv, self.num_heads_kv)
+            found = split(np.diff(starts), most_keys(common), self.num_heads_q // self.num_heads_kv, self.num_heads_kv)
             if found is None:
                 return None
             decodes, prefill_tokens = found
-        table = common.block_table_tensor
-        call = _library.AttentionCall(
-            size=ctypes.sizeof(_library.AttentionCall), query_start=common.query_start_loc.data_ptr(),
-            context=common.seq_lens.data_ptr(), block_table=table.data_ptr(), table_width=table.stride(0),
-            block_size=self.block_size, kv_type=self.nestedfp_type, independent_start=INDEPENDENT_START,
-            likely_context=min(common.max_seq_len, CAPTURED_CONTEXT), workspace=workspace.data_ptr(),
-            workspace_bytes=workspace.numel())
-        return Plan(call, decodes, sequences - decodes, prefill_tokens,
-                    (common.query_start_loc, common.seq_lens, table))
+        tensors = (common.query_start_loc, common.seq_lens, common.block_table_tensor)
+        call = batch_call(*tensors, self.block_size, self.nestedfp_type)
+        call.likely_context = min(common.max_seq_len, CAPTURED_CONTEXT)
+        call.workspace, call.workspace_bytes = workspace.data_ptr(), workspace.numel()
+        return Plan(call, decodes, sequences - decodes, prefill_tokens, tensors)
 
     def update_block_table(self, metadata: Any, blk_table: torch.Tensor, slot_mapping: torch.Tensor) -> Any:
         new = super().update_block_table(metadata, blk_table, slot_mapping)
@@ -132,7 +160,7 @@ class Impl(FlashAttentionImpl):
                               and self.num_heads <= 16 * self.num_kv_heads
                               and self.kv_cache_dtype in ("auto", "float16", "bfloat16"))
         self.nestedfp_window = self.sliding_window[0] + 1
-        self.nestedfp_cos_sin: torch.Tensor | None = None  # FP32 [positions, head_size]: rotary.join()
+        self.nestedfp_rotation: Rotation | None = None
         self.nestedfp_library = _library.library()
 
     def workspace_bytes(self, index: int, block_size: int, kv_type: int) -> int:
@@ -150,13 +178,15 @@ class Impl(FlashAttentionImpl):
                 output_block_scale: torch.Tensor | None = None) -> torch.Tensor:
         plan = getattr(attn_metadata, "nestedfp", None)
         if plan is None or output_scale is not None or output_block_scale is not None:
-            if attn_metadata is not None and self.nestedfp_cos_sin is not None:
+            if attn_metadata is not None and self.nestedfp_rotation is not None:
                 query = self._append(query, key, value, kv_cache, attn_metadata)
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, output_scale,
                                    output_block_scale)
         call = plan.call
-        if self.nestedfp_cos_sin is not None:
+        if self.nestedfp_rotation is not None:
             query = self._with_keys(query, key, value)
+        elif query.stride(1) != self.head_size:  # heads that do not lie one behind the other
+            query = query.contiguous()
         self._describe(call, query, kv_cache)
         call.scale, call.soft_cap, call.window = self.scale, self.logits_soft_cap, self.nestedfp_window
         call.out = output.data_ptr()
@@ -176,8 +206,9 @@ class Impl(FlashAttentionImpl):
         call.keys = kv_cache.data_ptr()
         call.values = call.keys + 2 * kv_cache.stride(1)
         call.q = query.data_ptr()
-        if self.nestedfp_cos_sin is not None:
-            call.cos_sin, call.q_stride = self.nestedfp_cos_sin.data_ptr(), self._row()
+        if self.nestedfp_rotation is not None:
+            self.nestedfp_rotation.describe(call)
+            call.q_stride = self._row()
         else:  # (the stride of a single token may be any number)
             call.cos_sin, call.q_stride = None, query.stride(0) if len(query) > 1 else self.num_heads * self.head_size
 
@@ -197,13 +228,9 @@ class Impl(FlashAttentionImpl):
                 metadata: Any) -> torch.Tensor:
         """Rotates, and writes keys and values to the cache, for kernels that do neither. -> the rotated queries."""
         query = self._with_keys(query, key, value)
-        table = metadata.block_table
-        call = _library.AttentionCall(
-            size=ctypes.sizeof(_library.AttentionCall), query_start=metadata.query_start_loc.data_ptr(),
-            context=metadata.seq_lens.data_ptr(), block_table=table.data_ptr(), table_width=table.stride(0),
-            block_size=kv_cache.shape[2], independent_start=INDEPENDENT_START,
-            kv_type=_library.KV_BF16 if query.dtype is torch.bfloat16 else _library.KV_F16,
-            sequences=metadata.seq_lens.shape[0], tokens=metadata.num_actual_tokens)
+        call = batch_call(metadata.query_start_loc, metadata.seq_lens, metadata.block_table, kv_cache.shape[2],
+                          _library.KV_BF16 if query.dtype is torch.bfloat16 else _library.KV_F16)
+        call.sequences, call.tokens = metadata.seq_lens.shape[0], metadata.num_actual_tokens
         self._describe(call, query, kv_cache)
         _library.check(self.nestedfp_library.nfp_attention_append(device(query.get_device()).handle, call,
                                                                   torch.cuda.current_stream().cuda_stream))

@@ -103,16 +103,24 @@ def _after(owner: Any, name: str, then: Callable[..., None]) -> None:
         return result
 
 
+def _read_again(*_: Any, **__: Any) -> None:
+    from . import rotary  # as attention is
+
+    op.refresh()
+    rotary.refresh()
+
+
 def _woken(tags: Any = None, *_: Any, **__: Any) -> None:
     if tags is None or "weights" in tags:
         op.clear_workspaces()
 
 
 def _follow_worker() -> None:
-    """In a worker's process: biases that were written to in place, and memory that sleep of level 2 has thrown away."""
+    """In a worker's process: what was made of weights that were written to in place, and memory that sleep of level 2
+    has thrown away."""
     worker = getattr(sys.modules.get("vllm.v1.worker.gpu_worker"), "Worker", None)
     for name in ("reload_weights", "finish_weight_update"):
-        _after(worker, name, lambda *_, **__: op.refresh())
+        _after(worker, name, _read_again)
     _after(worker, "wake_up", _woken)
 
 
@@ -162,12 +170,15 @@ def _install_after_load() -> None:
     @around(BaseModelLoader, "load_model")
     def load_model(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
         model = original(self, *args, **kwargs)
-        config = kwargs.get("vllm_config", args[0] if args else None)
+        config, model_config = (kwargs.get(name, args[i] if len(args) > i else None)
+                                for i, name in enumerate(("vllm_config", "model_config")))
         swiglu.join(model)
         if op.in_use():
             from . import rotary  # as attention is
 
-            rotary.join(model, config)
+            joined = rotary.join(model, config, model_config)
+            if joined:
+                logger.info("nestedfp: attention rotates in %d layers", joined)
         mark(model, config, kwargs.get("prefix", ""))
         if op.in_use():
             _follow_worker()

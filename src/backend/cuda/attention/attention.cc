@@ -314,17 +314,46 @@ Result<int> launch_context(const AttentionCall& call, int longest) {
   return context;
 }
 
-Status run_decode(const AttentionCall& c, CUstream_st* stream) {
+namespace {
+
+// The kernels of a call that is right.
+Result<DecodeKernels> checked_kernels(const AttentionCall& c) {
   NFP_RETURN_IF_ERROR(check_call(c));
   NFP_ASSIGN_OR_RETURN(const DecodeKernels k, decode_kernels(c));
-  const size_t needed = workspace_bytes(c, k.spans());
-  NFP_RETURN_IF_ERROR(check_workspace(c, needed));
+  NFP_RETURN_IF_ERROR(check_workspace(c, workspace_bytes(c, k.spans())));
   if (c.rotation.cos_sin != nullptr &&
       (!can_rotate(c) || c.q_stride < (int64_t{c.heads} + int64_t{2} * c.kv_heads) * c.head_dim ||
        !aligned(c.rotation.cos_sin, 8) || !aligned(c.rotation.q_norm, 8) || !aligned(c.rotation.k_norm, 8)))
     return error(ErrorCode::kUsage,
                  "attention: rotation needs heads of 64 or 128, cache scales of 1, k and v behind q, and 8-byte "
                  "alignment");
+  return k;
+}
+
+int64_t prefill_tiles(const AttentionCall& c) {
+  return (int64_t{c.tokens} * (c.heads / c.kv_heads) / kPrefillRows + c.sequences) * c.kv_heads;
+}
+
+}  // namespace
+
+Status check_decode(const AttentionCall& c) {
+  const auto kernels = checked_kernels(c);
+  return kernels.ok() ? ok_status() : Status(kernels.error());
+}
+
+Status check_prefill(const AttentionCall& c) {
+  NFP_RETURN_IF_ERROR(check_call(c));
+  if (c.tokens <= 0) return error(ErrorCode::kUsage, "attention: tokens must be positive");
+  NFP_RETURN_IF_ERROR(check_workspace(c, kPrefillWorkspaceBytes));
+  if (int64_t{c.tokens} * (c.heads / c.kv_heads) >= 1 << 27 || prefill_tiles(c) > INT_MAX / 2)
+    return error(ErrorCode::kUsage, "attention: tokens * heads is too large");
+  if (!is_e4m3(c) && (c.cache.blocks <= 0 || c.cache.blocks > INT_MAX || cache_rows(c) > INT_MAX))
+    return error(ErrorCode::kUsage, "attention: cache.blocks must be given, and at most 2^31 rows in all");
+  return ok_status();
+}
+
+Status run_decode(const AttentionCall& c, CUstream_st* stream) {
+  NFP_ASSIGN_OR_RETURN(const DecodeKernels k, checked_kernels(c));
   DecodeParams p{};
   p.a = make_params(c);
   p.rotation = make_rotation(c);
@@ -341,18 +370,11 @@ Status run_decode(const AttentionCall& c, CUstream_st* stream) {
 }
 
 Status run_prefill(const AttentionCall& c, CUstream_st* stream) {
-  NFP_RETURN_IF_ERROR(check_call(c));
-  if (c.tokens <= 0) return error(ErrorCode::kUsage, "attention: tokens must be positive");
-  NFP_RETURN_IF_ERROR(check_workspace(c, kPrefillWorkspaceBytes));
+  NFP_RETURN_IF_ERROR(check_prefill(c));
   PrefillParams p{};
   p.a = make_params(c);
   p.next_item = static_cast<int32_t*>(c.workspace);
-  const int64_t tiles = (int64_t{c.tokens} * p.a.group / kPrefillRows + c.sequences) * c.kv_heads;
-  if (int64_t{c.tokens} * p.a.group >= 1 << 27 || tiles > INT_MAX / 2)
-    return error(ErrorCode::kUsage, "attention: tokens * heads is too large");
   if (!is_e4m3(c)) {
-    if (c.cache.blocks <= 0 || c.cache.blocks > INT_MAX || cache_rows(c) > INT_MAX)
-      return error(ErrorCode::kUsage, "attention: cache.blocks must be given, and at most 2^31 rows in all");
     NFP_RETURN_IF_ERROR(encode_cache(c, c.cache.keys, p.keys));
     NFP_RETURN_IF_ERROR(encode_cache(c, c.cache.values, p.values));
   }
@@ -360,7 +382,8 @@ Status run_prefill(const AttentionCall& c, CUstream_st* stream) {
   const AttentionKernel kernel = prefill_kernel(dim, c.cache.type);
   NFP_ASSIGN_OR_RETURN(const Residency device, residency(kernel));
   void* arguments[] = {&p};
-  return launch_kernel(kernel, std::min<int64_t>(device.blocks, tiles), 1, c.dependent_launch, arguments, stream);
+  return launch_kernel(kernel, std::min<int64_t>(device.blocks, prefill_tiles(c)), 1, c.dependent_launch, arguments,
+                       stream);
 }
 
 }  // namespace nfp::cuda

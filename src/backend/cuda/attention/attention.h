@@ -109,7 +109,10 @@ Result<DecodeNeeds> decode_needs(const AttentionCall& call);
 // table holds.
 Result<int> launch_context(const AttentionCall& call, int longest);
 
-// Each enqueues one kernel: no allocation, no synchronisation. kUsage for shapes and pointers that do not fit.
+// Each enqueues one kernel: no allocation, no synchronisation. kUsage for shapes and pointers that do not fit, which
+// check_decode() and check_prefill() tell before.
+Status check_decode(const AttentionCall& call);
+Status check_prefill(const AttentionCall& call);
 Status run_decode(const AttentionCall& call, CUstream_st* stream);
 Status run_prefill(const AttentionCall& call, CUstream_st* stream);
 

@@ -170,8 +170,7 @@ class Loading(unittest.TestCase):
         for sleep, transfer in ((False, None), (True, None), (False, "nccl")):
             given = get_current_vllm_config()
             made = quantization.NestedFPConfig()
-            model = SimpleNamespace(enable_sleep_mode=sleep, is_hybrid=True)  # (whose attention stays vLLM's)
-            with patch.object(given, "model_config", model), \
+            with patch.object(given, "model_config", SimpleNamespace(enable_sleep_mode=sleep, is_hybrid=True)), \
                     patch.object(given, "weight_transfer_config", transfer):
                 made._prepare(torch.float16)
             found.append(made.keeps_scales)
@@ -397,6 +396,8 @@ class Loading(unittest.TestCase):
         self.assertIsNone(seen[-1])
 
     def test_what_a_worker_does_afterwards(self):
+        from nestedfp.vllm import rotary
+
         done = []
 
         class Worker:
@@ -412,6 +413,7 @@ class Loading(unittest.TestCase):
 
         with patch.dict(sys.modules, {"vllm.v1.worker.gpu_worker": SimpleNamespace(Worker=Worker)}), \
                 patch.object(self.op, "refresh", lambda: done.append("refresh")), \
+                patch.object(rotary, "refresh", lambda: done.append("norms")), \
                 patch.object(self.op, "clear_workspaces", lambda: done.append("clear")):
             self.loading._follow_worker()
             self.loading._follow_worker()
@@ -419,7 +421,8 @@ class Loading(unittest.TestCase):
             worker.reload_weights(weights_path="x")
             worker.finish_weight_update()
             self.assertEqual((worker.wake_up(), worker.wake_up(["kv_cache"]), worker.wake_up(tags=["weights"])), (5, 5, 5))
-        self.assertEqual(done, ["reload", "refresh", "update", "refresh", "wake", "clear", "wake", "wake", "clear"])
+        self.assertEqual(done, ["reload", "refresh", "norms", "update", "refresh", "norms", "wake", "clear", "wake", "wake",
+                                "clear"])
         from vllm.v1.worker.gpu_worker import Worker as Real
 
         for name in ("reload_weights", "finish_weight_update", "wake_up"):

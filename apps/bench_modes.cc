@@ -59,6 +59,13 @@ Result<std::vector<Precision>> BenchFlags::precision_list() const {
   return found;
 }
 
+Status BenchFlags::resolve() {
+  NFP_ASSIGN_OR_RETURN(const std::vector<Precision> list, precision_list());
+  const bool exact = std::any_of(list.begin(), list.end(), is_exact);
+  model.precision = name_of(exact ? Precision::kFp16 : list.front());
+  return ok_status();
+}
+
 Result<Ceilings> BenchFlags::measure(const LoadedModel& loaded) const {
   if (!machine || loaded.backend->info().name != "cpu") return Ceilings();
   NFP_ASSIGN_OR_RETURN(const cpu::MachineCeilings found,

@@ -80,6 +80,7 @@ class Replay(Scratch):
         self.assertGreaterEqual(rows["slo"]["attainment_tight"], rows["slo-fp16"]["attainment_tight"])
         self.assertGreater(rows["slo"]["fp16_token_share"], 0)
         self.assertEqual(sum(rows["slo"]["switch_reasons"].values()), rows["slo"]["switches"])
+        self.assertGreater(rows["slo"]["steps"], rows["slo"]["fp8_steps"])
 
     def test_the_same_command_gives_the_same_report(self):
         flags = ("--noise", "0.1", "--rate", "4", "--replicas", "2")

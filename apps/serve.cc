@@ -144,6 +144,12 @@ Status run(ServeFlags& flags) {
   NFP_ASSIGN_OR_RETURN(facts.sampling, load_sampling_defaults(*loaded->source, flags.generation_config));
   const EngineConfig made = engine.engine->config();
   const int32_t max_context = engine.engine->bounds().max_context;
+  if (max_context < flags.engine.max_context) {
+    return error(ErrorCode::kUsage,
+                 "--max-model-len {}: the KV cache holds {} tokens; give it more (--kv-cache-memory), or ask for a "
+                 "shorter context",
+                 flags.engine.max_context, max_context);
+  }
   const std::string policy_name = engine.engine->policy().name();
   stop.reset();
   NFP_RETURN_IF_ERROR(service->serve(facts, std::move(engine.engine)));

@@ -1,11 +1,11 @@
-"""Flags of `nestedfp serve`: each is explained in the table of docs/serving.md; and what a start says of its cache."""
+"""Flags of `nestedfp serve`: each is explained in the table of docs/serving.md; and what a start says of its caches."""
 
 import os
 import re
 import subprocess
 import unittest
 
-from program import F16_MODEL, PROGRAM, Scratch, main, run
+from program import F16_MODEL, PROGRAM, Scratch, failure, main, run
 
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "serving.md")
 
@@ -23,6 +23,11 @@ class ServeFlags(unittest.TestCase):
 
 
 class Cache(Scratch):
+    def test_a_context_that_the_kv_cache_does_not_hold_is_refused(self):
+        said = failure("serve", F16_MODEL, "--port", "0", "--device", "cpu", "--precision", "fp16", "--max-model-len", "512",
+                       "--kv-cache-memory", "64KB", code=2, timeout=30)
+        self.assertRegex(said, "--max-model-len 512: the KV cache holds [0-9]+ tokens; .*--kv-cache-memory")
+
     def test_a_folder_that_cannot_be_made_is_named(self):
         cache = self.path("file")
         with open(cache, "w", encoding="utf-8"):

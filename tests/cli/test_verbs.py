@@ -242,6 +242,9 @@ class Generate(Scratch):
         run("generate", F16_MODEL, "--precision", "fp4", code=2)
         run("generate", F16_MODEL, "-p", "x", "--no-such-flag", code=2)
         self.assertIn("nonsense: no such verb", failure("nonsense", F16_MODEL, "-p", "x", code=2))
+        self.assertEqual(failure("generate", F16_MODEL, "--temprature", "3", "-p", "x", code=2), "nestedfp: error: --temprature "
+                         "3: not expected here; `nestedfp generate --help` lists what is")
+        self.assertIn("`nestedfp bench latency --help`", failure("bench", F16_MODEL, "latency", "--foo", code=2))
         run("generate", F16_MODEL, "-p", "x", "--baseline", "fp8-channel", code=2)
 
     def test_dummy_weights_without_a_tokenizer(self):

@@ -57,6 +57,9 @@ Status run_mode(const BenchVerb& flags) {
       return error(ErrorCode::kUsage, "{} is not for a mode; see nestedfp bench MODE --help", option->get_name());
     }
   }
+  if (flags.common.machine && !flags.latency.verb->parsed()) {
+    return error(ErrorCode::kUsage, "--machine is not for this mode, which shows no shares of what a machine can do");
+  }
   if (flags.latency.verb->parsed()) return flags.latency.run(flags.common);
   if (flags.throughput.verb->parsed()) return flags.throughput.run(flags.common);
   return flags.steps.run(flags.common);
@@ -75,6 +78,7 @@ void add_bench(CLI::App& app, Status& status) {
       "  nestedfp bench MODEL steps > step-times.json");
   BenchFlags& common = flags->common;
   common.model.add_to(*verb);
+  verb->remove_option(verb->get_option("--precision"));  // here another name of --precisions
   verb->get_option("MODEL")->required(
       false);  // by itself: required ones take the name of a mode that comes before them
   BenchmarkOptions& options = flags->options;
@@ -90,7 +94,7 @@ void add_bench(CLI::App& app, Status& status) {
   flags->own.push_back(verb->add_option("--generate", options.generate, "tokens decoded a sequence")
                            ->check(CLI::Range(2, 1 << 20))
                            ->capture_default_str());
-  verb->add_option("--precisions", common.precisions,
+  verb->add_option("--precisions,--precision", common.precisions,
                    "precisions to measure, with commas; auto: fp16, and fp8 on a CPU, fp8-w8a8 on a GPU")
       ->capture_default_str();
   verb->add_option("--repeats", common.repeats, "runs of each test, interleaved; medians are shown")
@@ -105,7 +109,8 @@ void add_bench(CLI::App& app, Status& status) {
   verb->add_flag(
       "--machine", common.machine,
       "also measure what this machine can do at most (reading memory, arithmetic) on the same threads, and show "
-      "each result as a share of it; without a mode also the rate of reading before and after each run (in JSON)");
+      "each result as a share of it (latency: of --breakdown); not for throughput and steps; without a mode also the "
+      "rate of reading before and after each run (in JSON)");
   verb->add_flag("--json", common.json, "print one JSON object");
   flags->latency.add_to(*verb);
   flags->throughput.add_to(*verb);
@@ -113,6 +118,8 @@ void add_bench(CLI::App& app, Status& status) {
   verb->require_subcommand(0, 1);
   verb->callback([flags, verb, &status] {
     if (flags->common.model.model.empty()) throw CLI::RequiredError("MODEL");
+    status = flags->common.resolve();
+    if (!status.ok()) return;
     status = verb->get_subcommands().empty() ? run(*flags) : run_mode(*flags);
   });
 }

@@ -59,6 +59,13 @@ Result<std::vector<Precision>> BenchFlags::precision_list() const {
   return found;
 }
 
+Status BenchFlags::resolve() {
+  NFP_ASSIGN_OR_RETURN(const std::vector<Precision> list, precision_list());
+  const bool exact = std::any_of(list.begin(), list.end(), is_exact);
+  model.precision = name_of(exact ? Precision::kFp16 : list.front());
+  return ok_status();
+}
+
 Result<Ceilings> BenchFlags::measure(const LoadedModel& loaded) const {
   if (!machine || loaded.backend->info().name != "cpu") return Ceilings();
   NFP_ASSIGN_OR_RETURN(const cpu::MachineCeilings found,
@@ -246,8 +253,8 @@ void StepsMode::add_to(CLI::App& bench) {
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   verb->add_option("--fp8-shares", fp8_shares,
-                   "shares of the weights in FP8, in precisions that have it; below 1 the model needs an order of "
-                   "sensitivity (--calibrate, or a converted model)")
+                   "shares of the weights in FP8, in precisions that have it, those that it harms least first: as "
+                   "--calibrate or a converted model says, else by kind of layer")
       ->check(CLI::Range(0.01, 1.0))
       ->capture_default_str();
 }

@@ -26,6 +26,8 @@ struct BenchFlags {
 
   BenchFlags() { model.needs_tokenizer = false; }
 
+  // Error: --precisions that are none. Call before all others: --baseline, too, is checked against these.
+  Status resolve();
   // "auto" is FP16 and FP8, in the form that on_device() then gives it.
   Result<std::vector<Precision>> precision_list() const;
   Precision on_device(Precision precision, const LoadedModel& loaded) const {

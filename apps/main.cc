@@ -1,12 +1,14 @@
 // The nestedfp program: one verb, one file.
 #include <CLI/CLI.hpp>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <string>
 
 #include "base/log.h"
 #include "base/mapping_guard.h"
@@ -76,6 +78,16 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (const auto unknown = app.remaining(); app.get_subcommands().empty() && !unknown.empty()) {
       nfp::log::say("nestedfp: error: {}: no such verb or flag; `nestedfp --help` lists them\n", unknown.front());
+      return 2;
+    }
+    if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {  // whose own text has them backwards
+      std::string verb = "nestedfp";
+      for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+        at = at->get_subcommands().front();
+        verb += " " + at->get_name();
+      }
+      nfp::log::say("nestedfp: error: {}: not expected here; `{} --help` lists what is\n",
+                    nfp::log::without_controls(fmt::format("{}", fmt::join(app.remaining(true), " "))), verb);
       return 2;
     }
     return app.exit(error) == 0 ? finish(status) : 2;

@@ -3,7 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
+#include <system_error>
 
 #include "base/log.h"
 #include "base/process_memory.h"
@@ -36,6 +38,12 @@ nlohmann::ordered_json to_json(const CachedModel& model, const ModelSummary& sum
 
 Status run(const ModelsFlags& flags) {
   const std::string cache = hub_cache();
+  std::error_code code;
+  const std::filesystem::directory_iterator readable(cache, code);
+  if (code && code != std::errc::no_such_file_or_directory) {
+    return error(ErrorCode::kIo, "{}: cannot be read: {}; HF_HUB_CACHE and HF_HOME say where the cache is", cache,
+                 code.message());
+  }
   const CacheList list = list_hub_cache(cache);
   if (flags.names) {
     for (const CachedModel& model : list.models) fmt::print("{}\n", model.name);

@@ -1,6 +1,9 @@
 // nestedfp replay: a request trace against a simulated machine or a running server.
 #include <fmt/format.h>
 
+#include <string>
+#include <string_view>
+
 #include "base/log.h"
 #include "base/stop_signals.h"
 #include "engine/engine_config.h"
@@ -341,6 +344,21 @@ void add_simulation_flags(CLI::App& verb, ReplayFlags& f) {
                 "request alone), its steps, those in flight and its FP8 levels");
 }
 
+// As a shell takes it for one word.
+std::string shell_word(const std::string& text) {
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=+@%";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
+  std::string word = "'";
+  for (const char c : text) {
+    if (c == '\'') {
+      word += "'\\''";
+    } else {
+      word += c;
+    }
+  }
+  return word + "'";
+}
+
 }  // namespace
 
 void add_replay(CLI::App& app, Status& status) {
@@ -370,14 +388,14 @@ void add_replay(CLI::App& app, Status& status) {
   verb->add_option("--csv", f.csv, "write a line for each request here");
   verb->add_option("--html", f.html, "write a page with plots here");
   verb->callback([flags, verb, &status] {
-    flags->command = "nestedfp replay " + flags->trace;
+    flags->command = "nestedfp replay " + shell_word(flags->trace);
     for (const CLI::Option* option : verb->get_options()) {
       const std::string name = option->get_name();
       const bool output = name == "--json" || name == "--csv" || name == "--html";
       if (option->count() == 0 || output || name == "TRACE" || name == "--help" || name == "--api-key") continue;
       flags->command += " " + name;
       if (option->get_expected_max() == 0) continue;
-      for (const std::string& value : option->results()) flags->command += " " + value;
+      for (const std::string& value : option->results()) flags->command += " " + shell_word(value);
     }
     flags->sequences_given = verb->count("--max-num-seqs") > 0;
     flags->steps_in_flight_given = verb->count("--steps-in-flight") > 0;

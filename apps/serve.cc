@@ -108,8 +108,8 @@ Status run(ServeFlags& flags) {
   Lap lap;
   StartSeconds took;
   NFP_ASSIGN_OR_RETURN(auto service, server::Service::listen(flags.service));
+  std::optional<StopRemovesTemporaries> stop(std::in_place, 0);  // until there is something to finish
   {
-    const StopRemovesTemporaries stop(0);
     ProgressBar bar;
     flags.load.progress = bar.callback();
     flags.load.needs_tokenizer = true;
@@ -144,7 +144,14 @@ Status run(ServeFlags& flags) {
   NFP_ASSIGN_OR_RETURN(facts.sampling, load_sampling_defaults(*loaded->source, flags.generation_config));
   const EngineConfig made = engine.engine->config();
   const int32_t max_context = engine.engine->bounds().max_context;
+  if (max_context < flags.engine.max_context) {
+    return error(ErrorCode::kUsage,
+                 "--max-model-len {}: the KV cache holds {} tokens; give it more (--kv-cache-memory), or ask for a "
+                 "shorter context",
+                 flags.engine.max_context, max_context);
+  }
   const std::string policy_name = engine.engine->policy().name();
+  stop.reset();
   NFP_RETURN_IF_ERROR(service->serve(facts, std::move(engine.engine)));
   print_start(*loaded, made, max_context, facts, engine.runner->kv_bytes(), policy_name, took, service->url());
   std::optional<server::StallWatch> watch;

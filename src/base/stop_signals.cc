@@ -11,10 +11,13 @@
 namespace nfp {
 namespace {
 
+// SIGHUP stays ignored where it was (nohup): a signal that is blocked is delivered to who waits for it all the same.
 sigset_t stop_signals() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, number);
+  for (const int number : {SIGINT, SIGTERM}) sigaddset(&set, number);
+  struct sigaction hangup = {};
+  if (::sigaction(SIGHUP, nullptr, &hangup) != 0 || hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
   return set;
 }
 
@@ -71,7 +74,7 @@ StopRemovesTemporaries::StopRemovesTemporaries(std::optional<int> status) {
 StopRemovesTemporaries::~StopRemovesTemporaries() {
   ::sigaction(SIGPIPE, &pipe_before_, nullptr);
   done_.store(true);
-  pthread_kill(thread_.native_handle(), SIGHUP);  // to that thread alone
+  pthread_kill(thread_.native_handle(), SIGTERM);  // to that thread alone
   thread_.join();
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }

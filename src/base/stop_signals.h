@@ -1,4 +1,4 @@
-// SIGINT, SIGTERM and SIGHUP, taken by a thread instead of a handler.
+// SIGINT, SIGTERM and, unless it is ignored (nohup), SIGHUP, taken by a thread instead of a handler.
 #pragma once
 
 #include <atomic>

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/atomic_file.h"
+#include "base/log.h"
 
 namespace nfp {
 namespace {
@@ -20,6 +21,7 @@ namespace fs = std::filesystem;
 class StopSignals : public ::testing::Test {
  protected:
   void SetUp() override {
+    std::signal(SIGHUP, SIG_DFL);  // also where the tests run under nohup
     GTEST_FLAG_SET(death_test_style, "threadsafe");
     // The child of a death test runs this again: the name is the same in both, and no other test's, which may run
     // beside it.
@@ -38,6 +40,23 @@ class StopSignals : public ::testing::Test {
     if (!file.ok() || !inside.ok() || !file->write("half").ok()) _exit(99);
     ::kill(::getpid(), SIGTERM);
     ::sleep(60);
+  }
+  void outlive_hangups() {
+    log::set_level(log::Level::kInfo);
+    std::signal(SIGHUP, SIG_IGN);  // what nohup does
+    {
+      const StopRemovesTemporaries stop;
+      ::kill(::getpid(), SIGHUP);
+      ::usleep(50000);
+    }
+    block_stop_signals();
+    ::kill(::getpid(), SIGHUP);
+    std::thread([] {
+      ::usleep(50000);
+      ::kill(::getpid(), SIGTERM);
+    }).detach();
+    wait_for_stop_signal();
+    _exit(0);
   }
   void write_to_a_broken_pipe() {
     std::signal(SIGPIPE, SIG_DFL);
@@ -85,6 +104,10 @@ using StopSignalsDeathTest = StopSignals;
 TEST_F(StopSignalsDeathTest, TheProcessEndsByTheSignalAndLeavesNothing) {
   EXPECT_EXIT(be_told_to_stop(std::nullopt), ::testing::KilledBySignal(SIGTERM), "");
   EXPECT_TRUE(fs::is_empty(dir_));
+}
+
+TEST_F(StopSignalsDeathTest, AHangupThatIsIgnoredStaysSo) {
+  EXPECT_EXIT(outlive_hangups(), ::testing::ExitedWithCode(0), "received SIGTERM");
 }
 
 TEST_F(StopSignalsDeathTest, NorDoesABrokenPipeLeaveAnything) {

@@ -1,6 +1,7 @@
 #include "doctor/doctor.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 
@@ -111,6 +112,17 @@ TEST(Doctor, TheKernelsFilesAreRead) {
             "580.65.06");
   EXPECT_EQ(driver_version("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22"), "550.54.14");
   EXPECT_EQ(driver_version(""), "");
+}
+
+// serve takes as many as the limit can be raised to.
+TEST(Doctor, ALimitOfOpenFilesThatServeRaisesIsNone) {
+  struct rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  struct rlimit low = before;
+  low.rlim_cur = 128;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  EXPECT_EQ(read_system_facts(true).open_files, before.rlim_max);
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 TEST(Doctor, ThisMachine) {

@@ -108,7 +108,7 @@ SystemFacts read_system_facts(bool grammars, const std::string& root) {
     facts.curl_problem = curl.error().message;
   }
   rlimit limit = {};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) facts.open_files = limit.rlim_cur;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) facts.open_files = limit.rlim_max;
   read_cache(facts);
   return facts;
 }

@@ -30,7 +30,7 @@ struct SystemFacts {
   bool grammars = false;           // guided decoding was built in
   std::string curl;                // "libcurl/7.88.1 ..."; empty = there is none
   std::string curl_problem;
-  uint64_t open_files = 0;  // this process may have
+  uint64_t open_files = 0;  // a process may ask for, as serve does
   std::string cache;        // folder of models
   bool cache_writable = false;
   uint64_t cache_free = 0;  // bytes on its disk

@@ -1,10 +1,11 @@
 // A CSV file with a line for each step of the engine: what it computed, at which level, how long that was predicted to
-// take and took. For whoever wants to see what the policy did, or to improve the predictions.
+// take and took. For whoever wants to see what the policy did, or to improve the predictions. Where the file takes no
+// more (a full disk), a warning says so, and it ends with its last whole line.
 #pragma once
 
-#include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/result.h"
 #include "engine/engine.h"
@@ -14,16 +15,17 @@ namespace nfp {
 class StepLog {
  public:
   static Result<std::unique_ptr<StepLog>> create(const std::string& path);
-  ~StepLog() { std::fclose(file_); }
+  ~StepLog();
   StepLog(const StepLog&) = delete;
   StepLog& operator=(const StepLog&) = delete;
 
   void add(const StepRecord& step);
 
  private:
-  explicit StepLog(std::FILE* file) : file_(file) {}
+  StepLog(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
 
-  std::FILE* file_;
+  std::string path_;
+  int fd_;  // -1: it took no more
   double first_s_ = -1;
 };
 

@@ -205,7 +205,10 @@ constexpr double kQuietSpread = 0.1;
 
 Status keep(const fs::path& path, const std::string& text) {
   std::error_code failed;
-  fs::create_directories(path.parent_path(), failed);  // where it fails, so does the file, and says why
+  fs::create_directories(path.parent_path(), failed);
+  if (failed) {
+    return error(ErrorCode::kIo, "{}: cannot be made: {}", path.parent_path().string(), failed.message());
+  }
   return write_file(path.string(), text);
 }
 

@@ -215,6 +215,8 @@ std::string to_text(const ReplayReport& report) {
 std::string to_json(const ReplayReport& report) {
   OrderedJson rows = OrderedJson::array();
   for (const ReplaySummary& row : report.rows) {
+    // Only what is simulated tells of its steps.
+    const auto of_steps = [&row](uint64_t count) { return row.steps > 0 ? OrderedJson(count) : OrderedJson(nullptr); };
     rows.push_back({{"policy", row.policy},
                     {"rate", row.rate},
                     {"requests", row.requests},
@@ -237,11 +239,11 @@ std::string to_json(const ReplayReport& report) {
                     {"gpu_joules", optional(row.joules)},
                     {"gpu_joules_per_output_token", optional(row.joules_per_token)},
                     {"seconds", row.seconds},
-                    {"steps", row.steps},
-                    {"fp8_steps", row.fp8_steps},
+                    {"steps", of_steps(row.steps)},
+                    {"fp8_steps", of_steps(row.fp8_steps)},
                     {"switches", row.switches},
                     {"switch_reasons", row.switch_reasons},
-                    {"preemptions", row.preemptions}});
+                    {"preemptions", of_steps(row.preemptions)}});
   }
   OrderedJson limits = OrderedJson::array();
   for (const auto& limit : report.limits) limits.push_back({{"policy", limit.policy}, {"rate", limit.rate}});

@@ -399,6 +399,13 @@ class Pull(Scratch):
 
 
 class Models(Pull):
+    def test_a_cache_that_cannot_be_read_is_not_an_empty_one(self):
+        cache = self.path("file")
+        with open(cache, "w", encoding="utf-8"):
+            pass
+        for flags in ([], ["--json"], ["--names"]):
+            self.assertIn(f"{cache}: cannot be read: Not a directory", failure("models", *flags, env={**self.env, "HF_HUB_CACHE": cache}))
+
     def test_what_is_there_and_whether_it_loads(self):
         out, _ = run("models", env=self.env)
         self.assertIn("no model in", out)

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shlex
 import unittest
 
 from program import Scratch, failure, main, run
@@ -80,6 +81,12 @@ class Replay(Scratch):
         self.assertGreaterEqual(rows["slo"]["attainment_tight"], rows["slo-fp16"]["attainment_tight"])
         self.assertGreater(rows["slo"]["fp16_token_share"], 0)
         self.assertEqual(sum(rows["slo"]["switch_reasons"].values()), rows["slo"]["switches"])
+        self.assertGreater(rows["slo"]["steps"], rows["slo"]["fp8_steps"])
+
+    def test_the_report_has_its_command_as_a_shell_takes_it(self):
+        trace = self.write("two words, it's one.csv", azure(requests(count=5)))
+        command = ["replay", trace, "--simulate", self.table, "--policies", "slo", "threshold:8"]
+        self.assertEqual(shlex.split(self.report(trace, *command[4:])["command"]), ["nestedfp", *command])
 
     def test_the_same_command_gives_the_same_report(self):
         flags = ("--noise", "0.1", "--rate", "4", "--replicas", "2")

@@ -1,10 +1,11 @@
-"""Every flag of `nestedfp serve` is explained in the table of docs/serving.md."""
+"""Flags of `nestedfp serve`: each is explained in the table of docs/serving.md; and what a start says of its caches."""
 
 import os
 import re
+import subprocess
 import unittest
 
-from program import main, run
+from program import F16_MODEL, PROGRAM, Scratch, failure, main, run
 
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "serving.md")
 
@@ -19,6 +20,27 @@ class ServeFlags(unittest.TestCase):
         self.assertGreater(len(flags), 30)
         self.assertEqual(sorted(flags - explained), [])
         self.assertEqual(sorted(explained - flags), [])
+
+
+class Cache(Scratch):
+    def test_a_context_that_the_kv_cache_does_not_hold_is_refused(self):
+        said = failure("serve", F16_MODEL, "--port", "0", "--device", "cpu", "--precision", "fp16", "--max-model-len", "512",
+                       "--kv-cache-memory", "64KB", code=2, timeout=30)
+        self.assertRegex(said, "--max-model-len 512: the KV cache holds [0-9]+ tokens; .*--kv-cache-memory")
+
+    def test_a_folder_that_cannot_be_made_is_named(self):
+        cache = self.path("file")
+        with open(cache, "w", encoding="utf-8"):
+            pass
+        command = [PROGRAM, "serve", F16_MODEL, "--port", "0", "--max-model-len", "16", "--max-num-seqs", "1", "--device", "cpu"]
+        with subprocess.Popen(command, env={**os.environ, "XDG_CACHE_HOME": cache}, stderr=subprocess.PIPE, text=True) as server:
+            told = []
+            for line in server.stderr:
+                told.append(line)
+                if line.startswith("ready "):
+                    break
+            server.terminate()
+        self.assertIn(f"{cache}/nestedfp/step-times: cannot be made: Not a directory", "".join(told))
 
 
 if __name__ == "__main__":

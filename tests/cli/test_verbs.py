@@ -242,6 +242,9 @@ class Generate(Scratch):
         run("generate", F16_MODEL, "--precision", "fp4", code=2)
         run("generate", F16_MODEL, "-p", "x", "--no-such-flag", code=2)
         self.assertIn("nonsense: no such verb", failure("nonsense", F16_MODEL, "-p", "x", code=2))
+        self.assertEqual(failure("generate", F16_MODEL, "--temprature", "3", "-p", "x", code=2), "nestedfp: error: --temprature "
+                         "3: not expected here; `nestedfp generate --help` lists what is")
+        self.assertIn("`nestedfp bench latency --help`", failure("bench", F16_MODEL, "latency", "--foo", code=2))
         run("generate", F16_MODEL, "-p", "x", "--baseline", "fp8-channel", code=2)
 
     def test_dummy_weights_without_a_tokenizer(self):
@@ -661,6 +664,13 @@ class Bench(Scratch):
             self.assertGreater(row["tokens_per_s"], 0)
             self.assertLessEqual({"q/k/v", "o", "gate/up", "down", "lm_head", "embed"}, set(row["stage_us"]))
 
+    def test_precision_is_another_name_of_precisions(self):
+        small = ["bench", F16_MODEL, "--batch", "1", "--prompt", "4", "--generate", "2", "--repeats", "1"]
+        for flags in (["--precision", "fp8"], ["--precisions", "fp8", "--baseline", "fp8-channel"]):
+            rows = json.loads(run(*small, *flags, "--json")[0])["rows"]
+            self.assertEqual({row["precision"] for row in rows}, {"fp8"})
+        self.assertIn("--baseline fp8-channel has no FP16", failure(*small, "--baseline", "fp8-channel", code=2))
+
     def test_latency(self):
         out, err = run("bench", F16_MODEL, "latency", "--batch", "1", "3", "--input", "20", "--output", "8", "--repeats",
                        "2", "--precisions", "fp16,fp8-w8a8", "--breakdown", "--json")
@@ -787,6 +797,8 @@ class Bench(Scratch):
     def test_flags_of_no_mode(self):
         self.assertIn("--prompt", failure("bench", F16_MODEL, "--prompt", "8", "latency", code=2))
         self.assertIn("--input and --output: a context of", failure("bench", F16_MODEL, "latency", "--input", "100000", code=2))
+        for mode in ("throughput", "steps"):
+            self.assertIn("--machine is not", failure("bench", F16_MODEL, mode, "--machine", code=2))
         for mode in ("latency", "throughput", "steps"):
             self.assertIn("xample", run("bench", F16_MODEL, mode, "--help")[0])
 

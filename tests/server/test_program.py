@@ -51,12 +51,17 @@ def test_help_names_every_flag():
     assert documented == offered
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_signal_while_loading(tmp_path, number):
-    """Calibration takes its time, a CPU's alone, and the port answers meanwhile."""
+def demo_model():
     model = os.environ.get("NFP_DEMO_MODEL")
     if not model or not os.path.exists(model):
         pytest.skip("NFP_DEMO_MODEL does not name the demo model (scripts/test fetches it)")
+    return model
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_while_loading(tmp_path, number):
+    """Calibration takes its time, a CPU's alone, and the port answers meanwhile."""
+    model = demo_model()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [os.environ["NFP_PROGRAM"], "serve", model, "--port", str(port), "--device", "cpu", "--calibrate", "self"]
@@ -70,6 +75,18 @@ def test_a_stop_signal_while_loading(tmp_path, number):
         assert answer == 503
         process.send_signal(number)
         assert process.wait(20) == 0
+    assert not [name for _, _, names in os.walk(tmp_path) for name in names if ".tmp-" in name]
+
+
+def test_a_stop_signal_while_step_times_are_measured(tmp_path):
+    command = [os.environ["NFP_PROGRAM"], "serve", demo_model(), "--port", "0"]
+    with subprocess.Popen(command, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)}, stderr=subprocess.PIPE,
+                          text=True) as process:
+        assert any(line.startswith("weights ") for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert rest == ""  # neither that it was measured nor that it is ready
     assert not [name for _, _, names in os.walk(tmp_path) for name in names if ".tmp-" in name]
 
 

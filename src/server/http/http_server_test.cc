@@ -9,9 +9,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
+#include <ctime>
 #include <future>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -193,6 +196,13 @@ TEST_F(HttpServerTest, AnswersAndKeepsTheConnection) {
     EXPECT_TRUE(got.starts_with("HTTP/1.1 200 OK\r\n")) << got;
     EXPECT_NE(got.find("X-Given: abc\r\n"), std::string::npos);
     EXPECT_NE(got.find("Content-Length: 5\r\n"), std::string::npos);
+    struct tm date = {};
+    const size_t at = got.find("\r\nDate: ");
+    ASSERT_NE(at, std::string::npos) << got;
+    const char* rest = ::strptime(got.c_str() + at, "\r\nDate: %a, %d %b %Y %H:%M:%S GMT", &date);
+    ASSERT_NE(rest, nullptr) << got;
+    EXPECT_TRUE(std::string_view(rest).starts_with("\r\n")) << got;
+    EXPECT_LE(std::abs(::timegm(&date) - std::time(nullptr)), 60);
   }
 }
 

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <optional>
 
 #include "base/log.h"
@@ -32,6 +33,15 @@ constexpr size_t kSmallRead = 2u << 10;  // thousands of connections wait in suc
 constexpr size_t kBodyRead = 64u << 10;
 constexpr size_t kKeptCapacity = 16u << 10;  // of a connection's emptied buffers
 constexpr size_t kMaxAhead = 1u << 20;       // of later requests that are read while one is answered
+
+// RFC 9110, 6.6.1: who has a clock says when it answered.
+void append_date(std::string& out) {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc = {};
+  ::gmtime_r(&now, &utc);
+  char text[64];
+  out.append(text, std::strftime(text, sizeof(text), "Date: %a, %d %b %Y %H:%M:%S GMT\r\n", &utc));
+}
 
 void append_header(std::string& out, std::string_view name, std::string_view value) {
   out.append(name).append(": ");
@@ -324,6 +334,7 @@ void Session::append_head(const Response& response, bool chunked) {
   const auto seconds = method_.empty() ? Clock::duration(0) : Clock::now() - arrived_;
   context_.handler->answered(method_, path_, response.status, std::chrono::duration<double>(seconds).count());
   fmt::format_to(std::back_inserter(out_), "HTTP/1.1 {} {}\r\n", response.status, reason_phrase(response.status));
+  append_date(out_);
   if (!response.content_type.empty() && response.status != 204) {
     append_header(out_, "Content-Type", response.content_type);
   }

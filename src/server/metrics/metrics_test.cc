@@ -1,7 +1,10 @@
 #include "server/metrics/metrics.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <csignal>
+#include <filesystem>
 #include <fstream>
 
 #include "base/testing/scratch_folder.h"
@@ -185,9 +188,34 @@ TEST(StepLog, HasALineForEachStep) {
   EXPECT_EQ(first, "0.0000,fp8,0.500,first_tokens,33,32,2,4,3728,132,51,10.000,8.000,12.500");
   EXPECT_EQ(second.substr(0, 11), "1.5000,fp8,");
 
-  const auto refused = StepLog::create("/nonexistent/steps.csv");
-  ASSERT_FALSE(refused.ok());
-  EXPECT_NE(refused.error().message.find("/nonexistent/steps.csv"), std::string::npos);
+  for (const std::string place : {"/nonexistent/steps.csv", "/dev/full"}) {
+    const auto refused = StepLog::create(place);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_NE(refused.error().message.find("--step-log " + place + ": "), std::string::npos) << refused.error().message;
+  }
+}
+
+TEST(StepLog, EndsWithAWholeLineWhereTheFileTakesNoMore) {
+  const nfp::testing::ScratchFolder scratch;
+  const std::string path = scratch.path() + "/steps.csv";
+  auto log = StepLog::create(path);
+  ASSERT_TRUE(log.ok()) << log.error().message;
+  (*log)->add({});
+  const auto size = std::filesystem::file_size(path);
+  struct rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  struct rlimit full = before;
+  full.rlim_cur = size + 10;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);
+  ::testing::internal::CaptureStderr();
+  (*log)->add({});
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_NE(told.find("--step-log " + path + ": "), std::string::npos) << told;
+  (*log)->add({});  // not after a line that is missing
+  EXPECT_EQ(std::filesystem::file_size(path), size);
 }
 
 }  // namespace

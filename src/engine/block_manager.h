@@ -42,6 +42,11 @@ class BlockManager {
   // The longest published prefix of `tokens` in whole blocks, at most `max_tokens` long; its blocks get one owner more.
   // `scope` is the key of nothing: what was published under another one is not found.
   PrefixMatch match(std::span<const int32_t> tokens, int64_t max_tokens, bool exact_only, const PrefixKey& scope = {});
+  // Whether match() would take the block of this key next.
+  bool findable(const PrefixKey& key, bool exact_only) const {
+    const auto place = published_.find(key);
+    return place != published_.end() && (!exact_only || at(place->second).exact);
+  }
   // Makes an owned, full block findable. `tokens` are the block's own; `exact` as above. Where an equal block is
   // published already, that one stays (unless this one is exact and that one is not).
   void publish(int32_t block, const PrefixKey& key, std::span<const int32_t> tokens, bool exact);

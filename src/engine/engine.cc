@@ -283,14 +283,15 @@ void Engine::set_targets(Entry& entry) const {
   entry.itl_target_s = request.slo_itl_s.value_or(targets.itl_s);
   const StepModel* model = policy_->model();
   if (model == nullptr || model->exact_level() >= model->levels().size()) return;
-  const auto alone = [&](int32_t tokens) {
-    StepWork work;
-    work.add(tokens, 0);
-    return model->seconds(model->exact_level(), work);
-  };
-  const double prompt = alone(entry.sequence->prompt_size());
-  if (!request.slo_ttft_s) entry.ttft_target_s = std::max(entry.ttft_target_s, targets.least_ttft * prompt);
-  if (!request.slo_itl_s) entry.itl_target_s = std::max(entry.itl_target_s, targets.least_itl * alone(1));
+  const size_t exact = model->exact_level();
+  const int32_t prompt = entry.sequence->prompt_size();
+  StepWork next;  // the token after the prompt
+  next.add(1, prompt);
+  const double prompt_s = model->prompt_seconds(exact, prompt, 0, scheduler_.limits().max_step_tokens);
+  if (!request.slo_ttft_s) entry.ttft_target_s = std::max(entry.ttft_target_s, targets.least_ttft * prompt_s);
+  if (!request.slo_itl_s) {
+    entry.itl_target_s = std::max(entry.itl_target_s, targets.least_itl * model->seconds(exact, next));
+  }
 }
 
 StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outputs) {
@@ -335,10 +336,16 @@ StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outpu
   for (const std::string& id : shed) {
     Entry& entry = *entries_.at(id);
     entry.shed = true;
+    const double target_ms = 1e3 * entry.ttft_target_s;
+    const size_t others = all - shed.size();
     end_with(id,
-             error(ErrorCode::kResource,
-                   "the first token cannot come within {:.0f} ms, as {} requests are being answered; try again later",
-                   1e3 * entry.ttft_target_s, all - shed.size()),
+             others == 0
+                 ? error(ErrorCode::kResource,
+                         "the first token cannot come within {:.0f} ms: the prompt takes longer than that", target_ms)
+                 : error(ErrorCode::kResource,
+                         "the first token cannot come within {:.0f} ms, as {} requests are being answered; try again "
+                         "later",
+                         target_ms, others),
              outputs);
     outputs.back().retry_after_s = decision.busy_s;
   }

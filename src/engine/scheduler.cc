@@ -60,10 +60,32 @@ void Scheduler::preempt(size_t index, StepPlan& plan) {
   queue_up(waiting_, std::move(victim));
 }
 
-void Scheduler::reuse_prefix(Sequence& sequence) {
+bool Scheduler::may_reuse_prefix(const Sequence& sequence) const {
   // Whoever wants something of every token of the prompt has all of them computed.
   const bool wants_all = sequence.request.sampling.prompt_logprobs || sequence.request.pooling == Pooling::kMean;
-  if (!blocks_->caching() || wants_all) return;
+  return blocks_->caching() && !wants_all;
+}
+
+int32_t Scheduler::reusable_tokens(Sequence& sequence) const {
+  if (!may_reuse_prefix(sequence)) return 0;
+  const auto size = static_cast<size_t>(blocks_->block_size());
+  const size_t most = (sequence.tokens.size() - 1) / size;
+  std::vector<PrefixKey>& keys = sequence.lookup_keys;
+  const auto findable = [&](size_t block) {
+    if (block == keys.size()) {
+      const PrefixKey& parent = block == 0 ? sequence.request.cache_scope : keys.back();
+      keys.push_back(extend(parent, std::span(sequence.tokens).subspan(block * size, size)));
+    }
+    return blocks_->findable(keys[block], sequence.wants_exact());
+  };
+  size_t& found = sequence.found;
+  while (found > 0 && !findable(found - 1)) --found;
+  while (found < most && findable(found)) ++found;
+  return static_cast<int32_t>(found * size);
+}
+
+void Scheduler::reuse_prefix(Sequence& sequence) {
+  if (!may_reuse_prefix(sequence)) return;
   // The last token is always computed: its logits are what the step is for.
   const int64_t most = sequence.size() - 1;
   const PrefixKey& scope = sequence.request.cache_scope;
@@ -101,6 +123,8 @@ void Scheduler::admit(size_t index, StepPlan& plan) {
     prefix_hits_ += static_cast<uint64_t>(sequence.cached);
   }
   sequence.admitted = true;
+  sequence.lookup_keys.clear();
+  sequence.found = 0;
   const auto later = [&](const std::unique_ptr<Sequence>& other) {
     return other->request.priority > sequence.request.priority;
   };
@@ -163,12 +187,12 @@ std::span<SequenceState> Scheduler::states() {
   viewed_.clear();
   const auto view = [&](Sequence& sequence, bool running) {
     SequenceState state;
-    state.context = sequence.scheduled;
-    state.missing = sequence.size() - sequence.scheduled;
-    state.emitted = sequence.output_size();
     state.running = running;
     state.ready = running ? !sequence.all_scheduled() && (sequence.pending == 0 || sequence.may_run_ahead())
                           : sequence.pending == 0;
+    state.context = running || !state.ready ? sequence.scheduled : reusable_tokens(sequence);
+    state.missing = sequence.size() - state.context;
+    state.emitted = sequence.output_size();
     state.exact = sequence.wants_exact();
     states_.push_back(state);
     viewed_.push_back(&sequence);

@@ -82,6 +82,9 @@ class Scheduler {
   void give_back(Sequence& sequence);
   void preempt(size_t index, StepPlan& plan);
   void reuse_prefix(Sequence& sequence);
+  bool may_reuse_prefix(const Sequence& sequence) const;
+  // Tokens that reuse_prefix() would find for a waiting sequence now, about: it looks where the prefix ended last time.
+  int32_t reusable_tokens(Sequence& sequence) const;
   void add(StepPlan& plan, Sequence& sequence, int32_t count) const;
   // Moves waiting_[index] to the running ones; its blocks are there.
   void admit(size_t index, StepPlan& plan);

@@ -218,6 +218,39 @@ TEST(Scheduler, AWholePromptInTheCacheStillComputesItsLastToken) {
   EXPECT_TRUE(plan.items[0].samples);
 }
 
+// What a policy predicts from: a cached prefix need not be computed.
+TEST(Scheduler, StatesOfWaitingSequencesTellWhatThePrefixCacheHas) {
+  Bench bench(8, {.max_sequences = 1, .max_step_tokens = 100});
+  const auto waiting = [&] {
+    const auto states = bench.scheduler.states();
+    return std::pair(states.back().context, states.back().missing);
+  };
+  bench.scheduler.remove((bench.add(9), bench.run().items[0].sequence));
+  Sequence* any = bench.add(12);  // its first two blocks are there
+  EXPECT_EQ(waiting(), std::pair(8, 4));
+  bench.scheduler.remove(any);
+  Sequence* exact = bench.add(12, 0, PrecisionClass::kExact);
+  EXPECT_EQ(waiting(), std::pair(8, 4));
+  bench.scheduler.remove(exact);
+  Sequence* scored = bench.add(12);
+  scored->request.sampling.prompt_logprobs = 0;
+  EXPECT_EQ(waiting(), std::pair(0, 12));
+  bench.scheduler.remove(scored);
+  // Another one takes the cached blocks while it waits, and one that computes the same brings them back.
+  bench.add(12);
+  EXPECT_EQ(waiting(), std::pair(8, 4));
+  std::vector<int32_t> taken;
+  while (const auto block = bench.blocks.allocate()) taken.push_back(*block);
+  EXPECT_EQ(waiting(), std::pair(0, 12));
+  for (const int32_t block : taken) bench.blocks.release(block);
+  Sequence* other = bench.add(30);
+  other->request.priority = -1;
+  std::unique_ptr<Sequence> first = bench.scheduler.remove(other);
+  bench.scheduler.enqueue(first);
+  bench.run(/*exact=*/false);
+  EXPECT_EQ(waiting(), std::pair(8, 4));
+}
+
 // Whatever arrives and leaves: steps keep within limits, every sequence ends, and all blocks come back.
 RC_GTEST_PROP(SchedulerProperty, EverythingEndsAndNothingLeaks, ()) {
   const int32_t kv_blocks = *rc::gen::inRange(6, 20);

@@ -30,7 +30,10 @@ struct Sequence {
   // Everything computed so far, reused blocks included, came from FP16 steps.
   bool exact = true;
   std::vector<PrefixKey> keys;  // of the published (or publishable) full blocks
-  int32_t history_slot = -1;    // place in the backend's TokenHistory while running
+  // While it waits: keys of its first blocks, as many as were looked up, and how many of these the prefix cache had.
+  std::vector<PrefixKey> lookup_keys;
+  size_t found = 0;
+  int32_t history_slot = -1;  // place in the backend's TokenHistory while running
   uint64_t seed = 0;
   std::vector<int32_t> end_ids;  // tokens that end it, and that are forbidden before min_tokens
   bool admitted = false;         // has been scheduled before

@@ -26,6 +26,10 @@ struct Prefill {
   int rank = 0;        // which of its deadlines can be kept: the target, the second one, the longest wait; kLost: none
 };
 
+// Tokens in the KV cache that one takes that does not run: what the prefix cache has of it may be nobody's, and is room
+// as well then.
+int32_t room_of(const SequenceState& sequence) { return sequence.context + sequence.missing; }
+
 // How fast a level gets through prompts beside the sequences that decode.
 struct Pace {
   size_t level = 0;
@@ -294,7 +298,7 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
     decision->lost.push_back(prefill.sequence);
     count_lost(prefill.arrival);
     const SequenceState& sequence = state.sequences[prefill.sequence];
-    const bool fresh = !sequence.running && sequence.context == 0 && sequence.emitted == 0;
+    const bool fresh = !sequence.running && sequence.emitted == 0;
     if (options_.missed == SloOptions::Missed::kShed && fresh) decision->shed.push_back(prefill.sequence);
   }
   if (options_.missed == SloOptions::Missed::kAsTheyCome) {
@@ -394,7 +398,7 @@ void SloPolicy::hold_room(const StepState& state, const Demand& demand) {
     const SequenceState& sequence = state.sequences[prefill.sequence];
     if (sequence.running) continue;
     still = still || (held_since_ && prefill.since == *held_since_);
-    if (sequence.missing <= demand.room || demand.running == 0) continue;
+    if (room_of(sequence) <= demand.room || demand.running == 0) continue;
     if (longest == nullptr || prefill.since < longest->since) longest = &prefill;
   }
   if (!still) held_since_.reset();
@@ -418,7 +422,7 @@ void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double err
     if (!sequence.running) {
       if (running >= state.max_sequences) continue;
       if (held_since_ && !prefill.begun && prefill.since != *held_since_) continue;
-      if (sequence.missing > free_tokens && running > 0) continue;
+      if (room_of(sequence) > free_tokens && running > 0) continue;
     }
     // The pace is of prompts without anything in the cache; what attention to that adds counts here.
     int32_t count = std::min(room, prefill.tokens);
@@ -427,7 +431,7 @@ void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double err
     if (count < 1) break;
     if (!sequence.running) {
       ++running;
-      free_tokens -= prefill.tokens;
+      free_tokens -= room_of(sequence);
     }
     decision->chunks.push_back({prefill.sequence, count});
     work->add(count, sequence.context);

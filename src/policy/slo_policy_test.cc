@@ -169,6 +169,22 @@ TEST(SloPolicy, PromptsWaitForRoomInTheCache) {
 }
 
 // Or shorter ones, which come and go, would keep it out for as long as they come.
+// A prefix that nobody uses is room for others until it is taken.
+TEST(SloPolicy, ACachedPromptNeedsRoomForAllOfIt) {
+  SequenceState cached = prompt(20, 0, 1);
+  cached.context = 480;
+  const std::vector<SequenceState> sequences = {decoding(100, 0.1), cached, prompt(60, 0, 1)};
+  StepState state = state_of(sequences, 0);
+  state.free_tokens = 400;
+  StepDecision decision = slo()->decide(state);
+  ASSERT_EQ(decision.chunks.size(), 2u);
+  EXPECT_EQ(decision.chunks[1].sequence, 2u);
+  state.free_tokens = 600;
+  decision = slo()->decide(state);
+  ASSERT_EQ(decision.chunks.size(), 3u);
+  EXPECT_EQ(decision.chunks[1].tokens, 20);
+}
+
 TEST(SloPolicy, RoomIsHeldForWhatHasWaitedLongOneAfterTheOther) {
   const auto policy = slo();
   std::vector<SequenceState> sequences;

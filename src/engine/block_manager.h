@@ -60,10 +60,6 @@ class BlockManager {
     std::vector<int32_t> tokens;  // guards against a key collision
     std::list<int32_t>::iterator free_place;
   };
-  struct KeyHash {
-    size_t operator()(const PrefixKey& key) const { return static_cast<size_t>(key.low); }
-  };
-
   void acquire(int32_t block);
   void unpublish(int32_t block);
   const Block& at(int32_t block) const { return blocks_[static_cast<size_t>(block)]; }
@@ -74,7 +70,7 @@ class BlockManager {
   int32_t available_ = 0;
   std::vector<Block> blocks_;
   std::list<int32_t> free_;  // front is reused first: unpublished ones, then the longest unused
-  std::unordered_map<PrefixKey, int32_t, KeyHash> published_;
+  std::unordered_map<PrefixKey, int32_t, PrefixKeyHash> published_;
 };
 
 }  // namespace nfp

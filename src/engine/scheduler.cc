@@ -18,6 +18,11 @@ void queue_up(std::deque<std::unique_ptr<Sequence>>& waiting, std::unique_ptr<Se
   waiting.insert(place, std::move(sequence));
 }
 
+// Whether `reader` may use what `writer` computes.
+bool may_give_prefix(const Sequence& writer, const Sequence& reader) {
+  return writer.request.cache_scope == reader.request.cache_scope && (writer.wants_exact() || !reader.wants_exact());
+}
+
 }  // namespace
 
 bool Scheduler::enqueue(std::unique_ptr<Sequence>& sequence) {
@@ -82,6 +87,23 @@ int32_t Scheduler::reusable_tokens(Sequence& sequence) const {
   while (found > 0 && !findable(found - 1)) --found;
   while (found < most && findable(found)) ++found;
   return static_cast<int32_t>(found * size);
+}
+
+bool Scheduler::prefix_is_coming(const Sequence& sequence, const StepPlan& plan) const {
+  // Its last token is always computed.
+  const int32_t end = sequence.scheduled + blocks_->block_size();
+  if (!may_reuse_prefix(sequence) || end >= sequence.size()) return false;
+  const std::span<const int32_t> tokens = std::span(sequence.tokens).first(static_cast<size_t>(end));
+  return std::any_of(running_.begin(), running_.end(), [&](const std::unique_ptr<Sequence>& other) {
+    if (other->computed >= end || other->size() < end || !may_give_prefix(*other, sequence)) return false;
+    if (!std::equal(tokens.begin(), tokens.end(), other->tokens.begin())) return false;
+    if (other->scheduled >= end) return true;
+    return std::any_of(plan.items.begin(), plan.items.end(), [&](const ScheduledSequence& item) {
+      // The end of a prompt may yet be left out, until its grammar is ready.
+      const bool certain = !item.samples || !other->request.constraint;
+      return item.sequence == other.get() && item.first + item.count >= end && certain;
+    });
+  });
 }
 
 void Scheduler::reuse_prefix(Sequence& sequence) {
@@ -162,11 +184,19 @@ StepPlan Scheduler::schedule() {
   }
 
   // Nobody is admitted in a step that had to preempt: the blocks would only be taken away again.
-  while (plan.preempted.empty() && !waiting_.empty() && running() < limits_.max_sequences &&
+  // Those that wait for a prefix stay before the others, and keep their places.
+  size_t next = 0;
+  const auto places = static_cast<size_t>(limits_.max_sequences);
+  while (plan.preempted.empty() && next < waiting_.size() && running_.size() + next < places &&
          plan.tokens < limits_.max_step_tokens) {
-    Sequence& sequence = *waiting_.front();
+    Sequence& sequence = *waiting_[next];
     if (sequence.pending > 0) break;  // preempted a step ago: its tokens are known after the next collect
     if (sequence.scheduled == 0 && sequence.blocks.empty()) reuse_prefix(sequence);
+    if (prefix_is_coming(sequence, plan)) {
+      give_back(sequence);
+      ++next;
+      continue;
+    }
     const int32_t count = std::min(sequence.size() - sequence.scheduled, limits_.max_step_tokens - plan.tokens);
     // Blocks for all its tokens, not for this chunk only: where the others leave no room for the rest, it would be
     // preempted and begin again in every other step, at the cost of those that decode and, where it may not use the
@@ -176,21 +206,45 @@ StepPlan Scheduler::schedule() {
       break;
     }
     add(plan, sequence, count);
-    admit(0, plan);
+    admit(next, plan);
   }
   count_prefill(plan);
   return plan;
 }
 
+int32_t Scheduler::coming_tokens(Sequence& sequence, bool running) {
+  if (!blocks_->caching() || (!running && !may_reuse_prefix(sequence))) return 0;
+  const auto size = static_cast<size_t>(blocks_->block_size());
+  const std::vector<PrefixKey>& keys = running ? sequence.keys : sequence.lookup_keys;
+  const size_t known = running ? keys.size() : sequence.found;
+  const size_t most = (sequence.tokens.size() - 1) / size;
+  if (known >= most) return 0;
+  const PrefixKey& parent = known == 0 ? sequence.request.cache_scope : keys[known - 1];
+  const PrefixKey key = extend(parent, std::span(sequence.tokens).subspan(known * size, size));
+  const auto [place, first] = beginners_.try_emplace(key, &sequence);
+  const Sequence& other = *place->second;
+  if (first) return 0;
+  if (sequence.wants_exact() && !other.wants_exact()) place->second = &sequence;  // which gives to all
+  if (running || !may_give_prefix(other, sequence)) return 0;
+  const size_t length = std::min(most * size, other.tokens.size());
+  const auto differ = std::mismatch(sequence.tokens.begin(), sequence.tokens.begin() + static_cast<ptrdiff_t>(length),
+                                    other.tokens.begin());
+  return static_cast<int32_t>(static_cast<size_t>(differ.first - sequence.tokens.begin()) / size * size);
+}
+
 std::span<SequenceState> Scheduler::states() {
   states_.clear();
   viewed_.clear();
+  beginners_.clear();
   const auto view = [&](Sequence& sequence, bool running) {
     SequenceState state;
     state.running = running;
     state.ready = running ? !sequence.all_scheduled() && (sequence.pending == 0 || sequence.may_run_ahead())
                           : sequence.pending == 0;
     state.context = running || !state.ready ? sequence.scheduled : reusable_tokens(sequence);
+    if (state.ready && sequence.size() - state.context > 1) {
+      state.context = std::max(state.context, coming_tokens(sequence, running));
+    }
     state.missing = sequence.size() - state.context;
     state.emitted = sequence.output_size();
     state.exact = sequence.wants_exact();
@@ -241,7 +295,7 @@ StepPlan Scheduler::schedule(const StepDecision& decision) {
     const auto queued = std::find_if(waiting_.begin(), waiting_.end(), is_it);
     if (sequence.scheduled == 0 && sequence.blocks.empty()) reuse_prefix(sequence);
     count = std::min(count, sequence.size() - sequence.scheduled);
-    if (!grow(sequence, sequence.scheduled + count)) {
+    if (prefix_is_coming(sequence, plan) || !grow(sequence, sequence.scheduled + count)) {
       give_back(sequence);
       continue;
     }

@@ -251,6 +251,79 @@ TEST(Scheduler, StatesOfWaitingSequencesTellWhatThePrefixCacheHas) {
   EXPECT_EQ(waiting(), std::pair(8, 4));
 }
 
+// The others wait for the step that computes it, also where it is in flight, and for no other prompt.
+TEST(Scheduler, WhatPromptsHaveInCommonIsComputedOnce) {
+  for (const bool planned : {false, true}) {
+    for (const size_t in_flight : {1, 2}) {
+      SCOPED_TRACE(::testing::Message() << planned << in_flight);
+      Bench bench(64, {.max_sequences = 8, .max_step_tokens = 10});
+      std::vector<Sequence*> equal;
+      for (int i = 0; i < 4; ++i) equal.push_back(bench.add(21));
+      Sequence* other = bench.add(5, 50);
+      int32_t computed = 0;
+      for (int step = 0; step < 40; ++step) {
+        StepPlan plan;
+        if (planned) {
+          StepDecision decision;
+          const auto states = bench.scheduler.states();
+          for (size_t i = 0; i < states.size(); ++i) {
+            if (states[i].ready) decision.chunks.push_back({i, states[i].missing});
+          }
+          plan = bench.scheduler.schedule(decision);
+          bench.scheduler.submitted(plan);
+          bench.in_flight.push_back(plan);
+        } else {
+          plan = bench.submit();
+        }
+        computed += plan.prefill_tokens;
+        if (bench.in_flight.size() == in_flight) bench.collect();
+      }
+      for (Sequence* sequence : equal) EXPECT_GT(sequence->output_size(), 0);
+      for (size_t i = 1; i < equal.size(); ++i) EXPECT_EQ(equal[i]->cached, 20);
+      EXPECT_EQ(other->cached, 0);
+      EXPECT_EQ(computed, 21 + 3 * 1 + 5);
+    }
+  }
+}
+
+TEST(Scheduler, WhoWaitsForAPrefixKeepsItsPlace) {
+  Bench bench(64, {.max_sequences = 2, .max_step_tokens = 100});
+  Sequence* first = bench.add(21);
+  Sequence* second = bench.add(21);
+  bench.add(21, 50);
+  EXPECT_EQ(bench.run().admitted, std::vector<Sequence*>{first});
+  EXPECT_EQ(bench.run().admitted, std::vector<Sequence*>{second});
+}
+
+// Its keys and values may come from an FP8 step.
+TEST(Scheduler, ExactPromptsWaitOnlyForExactOnes) {
+  Bench bench(64, {.max_sequences = 8, .max_step_tokens = 100});
+  Sequence* any = bench.add(21);
+  Sequence* exact = bench.add(21, 0, PrecisionClass::kExact);
+  Sequence* exact_too = bench.add(21, 0, PrecisionClass::kExact);
+  const StepPlan plan = bench.run(/*exact=*/false);
+  EXPECT_EQ(plan.admitted, (std::vector<Sequence*>{any, exact}));
+  EXPECT_EQ(plan.prefill_tokens, 42);
+  EXPECT_EQ(bench.scheduler.waiting(), 1);
+  EXPECT_EQ(exact_too->cached, 0);
+}
+
+TEST(Scheduler, StatesCountWhatPromptsHaveInCommonOnce) {
+  Bench bench(64, {.max_sequences = 8, .max_step_tokens = 10});
+  const auto missing = [&] {
+    std::vector<int32_t> tokens;
+    for (const SequenceState& state : bench.scheduler.states()) tokens.push_back(state.missing);
+    return tokens;
+  };
+  for (int i = 0; i < 3; ++i) bench.add(21 + 2 * i);
+  bench.add(21, 50);
+  bench.add(21, 0, PrecisionClass::kExact);  // the others' may be computed in FP8
+  bench.add(22, 0, PrecisionClass::kExact);
+  EXPECT_EQ(missing(), (std::vector<int32_t>{21, 3, 5, 21, 21, 2}));
+  bench.run();
+  EXPECT_EQ(missing(), (std::vector<int32_t>{11, 3, 5, 21, 13, 2}));
+}
+
 // Whatever arrives and leaves: steps keep within limits, every sequence ends, and all blocks come back.
 RC_GTEST_PROP(SchedulerProperty, EverythingEndsAndNothingLeaks, ()) {
   const int32_t kv_blocks = *rc::gen::inRange(6, 20);

@@ -31,7 +31,8 @@ struct StepLoad {
 
 // One request as a policy that plans sees it. Times are seconds on the clock of StepState::now_s.
 struct SequenceState {
-  // Tokens in the KV cache, those of steps in flight too; of a waiting one those that the prefix cache has, about.
+  // Tokens in the KV cache, those of steps in flight too; of a waiting one, about, those that the prefix cache has or
+  // gets from a prompt before it.
   int32_t context = 0;
   int32_t missing = 0;  // tokens to compute before its next one is sampled; 1 where it decodes
   int32_t emitted = 0;  // tokens sampled so far, those of steps in flight too

@@ -313,9 +313,11 @@ StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outpu
     at.itl_s = entry.itl_target_s;
     at.due_s = at.arrival_s + at.ttft_s;
     if (at.emitted == 0) record.oldest_wait_s = std::max(record.oldest_wait_s, state.now_s - at.arrival_s);
-    if (at.emitted > 0 && config_.targets.whole_answer) {
+    if (at.emitted == 0) continue;
+    at.last_s = entry.last_token ? seconds_of(*entry.last_token) : state.now_s;
+    if (config_.targets.whole_answer) {
       at.due_s += at.emitted * at.itl_s;
-    } else if (at.emitted > 0) {
+    } else {
       const double first = entry.first_token ? seconds_of(*entry.first_token) : state.now_s;
       at.due_s = first + at.emitted * at.itl_s;
     }

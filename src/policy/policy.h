@@ -44,6 +44,7 @@ struct SequenceState {
   double ttft_s = 0;  // target: arrival to first token
   double itl_s = 0;   // target: from token to token
   double due_s = 0;   // when the next token is due
+  double last_s = 0;  // when it had its last one, where there is one
 };
 
 struct StepState {

@@ -20,7 +20,10 @@ struct Prefill {
   double due = 0;
   double target = 0;
   double arrival = 0;
-  double since = 0;  // it waits: its arrival, or where preemption stopped an answer, when that had its last token
+  // Its deadlines count from here: its arrival, or where preemption stopped an answer, when that needed its last token.
+  // One that is ahead of its pace is not late yet.
+  double since = 0;
+  double stopped = 0;  // its arrival, or when it had that token
   int32_t priority = 0;
   bool begun = false;  // an answer
   int rank = 0;        // which of its deadlines can be kept: the target, the second one, the longest wait; kLost: none
@@ -223,7 +226,7 @@ void SloPolicy::rank(std::vector<Prefill>& prefills, const Pace& fastest, const 
   const auto by_due = [](const Prefill& a, const Prefill& b) { return a.due < b.due; };
   double before = 0;  // tokens of better ranks
   for (Prefill& prefill : prefills) {
-    if (!prefill.begun || now - prefill.since < options_.longest_pause_s) continue;
+    if (!prefill.begun || now - prefill.stopped < options_.longest_pause_s) continue;
     prefill.rank = kBeforeAll;
     before += prefill.tokens;
   }
@@ -397,15 +400,15 @@ void SloPolicy::hold_room(const StepState& state, const Demand& demand) {
   for (const Prefill& prefill : demand.prefills) {
     const SequenceState& sequence = state.sequences[prefill.sequence];
     if (sequence.running) continue;
-    still = still || (held_since_ && prefill.since == *held_since_);
+    still = still || (held_since_ && prefill.stopped == *held_since_);
     if (room_of(sequence) <= demand.room || demand.running == 0) continue;
-    if (longest == nullptr || prefill.since < longest->since) longest = &prefill;
+    if (longest == nullptr || prefill.stopped < longest->stopped) longest = &prefill;
   }
   if (!still) held_since_.reset();
   if (held_since_) held_at_ = state.now_s;
   if (held_since_ || longest == nullptr) return;
-  if (state.now_s - std::max(longest->since, held_at_) < options_.patience_s) return;
-  held_since_ = longest->since;
+  if (state.now_s - std::max(longest->stopped, held_at_) < options_.patience_s) return;
+  held_since_ = longest->stopped;
   held_at_ = state.now_s;
 }
 
@@ -421,7 +424,7 @@ void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double err
     const SequenceState& sequence = state.sequences[prefill.sequence];
     if (!sequence.running) {
       if (running >= state.max_sequences) continue;
-      if (held_since_ && !prefill.begun && prefill.since != *held_since_) continue;
+      if (held_since_ && !prefill.begun && prefill.stopped != *held_since_) continue;
       if (room_of(sequence) > free_tokens && running > 0) continue;
     }
     // The pace is of prompts without anything in the cache; what attention to that adds counts here.
@@ -467,7 +470,8 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
     const bool begun = sequence.emitted > 0;
     const double since = begun ? std::min(state.now_s, sequence.due_s - sequence.itl_s) : sequence.arrival_s;
     demand.prefills.push_back({i, sequence.missing, begun ? since + sequence.ttft_s : sequence.due_s, sequence.ttft_s,
-                               sequence.arrival_s, since, sequence.priority, begun});
+                               sequence.arrival_s, since, begun ? sequence.last_s : sequence.arrival_s,
+                               sequence.priority, begun});
   }
   demand.room = state.free_tokens - demand.decodes.tokens;
   for (const Prefill& prefill : demand.prefills) {

@@ -253,9 +253,11 @@ Status Engine::start_sequences(StepPlan& plan, std::vector<RequestOutput>& outpu
     if (!entry.scheduled) {
       entry.scheduled = now;
       entry.usage.cached_tokens = sequence->cached;
-      entry.usage.prompt.fp16 = sequence->cached_exact;
-      entry.usage.prompt.fp8 = sequence->cached - sequence->cached_exact;
-      entry.prompt_counted = sequence->cached;
+    }
+    if (!entry.first_token) {  // what its prompt was before a preemption counts no more
+      entry.usage.prompt.fp16 = sequence->reused_exact;
+      entry.usage.prompt.fp8 = sequence->reused - sequence->reused_exact;
+      entry.prompt_counted = sequence->reused;
     }
     sequence->history_slot = free_slots_.back();
     free_slots_.pop_back();

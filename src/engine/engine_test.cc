@@ -504,6 +504,37 @@ TEST(Engine, CountsCachedTokensByTheirPrecision) {
   EXPECT_EQ(c.prompt.fp16, 9);
 }
 
+// FP16 until `fp8` is set.
+class SetPolicy final : public PrecisionPolicy {
+ public:
+  explicit SetPolicy(const bool* fp8) : fp8_(fp8) {}
+  std::string name() const override { return "set"; }
+  Precision choose(const StepLoad&) override { return *fp8_ ? Precision::kFp8 : Precision::kFp16; }
+
+ private:
+  const bool* fp8_;
+};
+
+// Its first token comes from the keys and values that were computed last.
+TEST(Engine, APromptThatIsComputedAgainCountsAsTheSecondTime) {
+  bool fp8 = false;
+  ScriptedRunner runner(kVocab, 1000);
+  EngineConfig config = options(12, {.max_sequences = 2, .max_step_tokens = 5});
+  config.prefix_caching = false;
+  Engine engine(config, &runner, nullptr, std::make_unique<SetPolicy>(&fp8));
+  std::map<std::string, Answer> answers;
+  ASSERT_TRUE(engine.submit(request("old", {5, 6}, 20)).ok());
+  collect(engine.step(), answers);
+  ASSERT_TRUE(engine.submit(request("young", std::vector<int32_t>(40, 7), 2)).ok());
+  while (engine.stats().preemptions == 0 && !engine.idle()) collect(engine.step(), answers);
+  ASSERT_EQ(engine.stats().preemptions, 1u);
+  EXPECT_FALSE(answers.contains("young"));
+  fp8 = true;
+  answers = run(engine);
+  EXPECT_EQ(answers.at("young").usage.prompt.fp8, 40);
+  EXPECT_EQ(answers.at("young").usage.prompt.fp16, 0);
+}
+
 TEST(Engine, RefusesWhatCannotWork) {
   ScriptedRunner runner(kVocab, 16);
   EngineConfig o = options();

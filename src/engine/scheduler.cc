@@ -123,10 +123,9 @@ void Scheduler::reuse_prefix(Sequence& sequence) {
   }
   sequence.blocks = std::move(found.blocks);
   sequence.computed = sequence.scheduled = static_cast<int32_t>(sequence.blocks.size() * size);
-  if (!sequence.admitted) {
-    sequence.cached = sequence.computed;
-    sequence.cached_exact = exact_tokens;
-  }
+  sequence.reused = sequence.computed;
+  sequence.reused_exact = exact_tokens;
+  if (!sequence.admitted) sequence.cached = sequence.computed;
 }
 
 void Scheduler::add(StepPlan& plan, Sequence& sequence, int32_t count) const {

@@ -37,9 +37,9 @@ struct Sequence {
   uint64_t seed = 0;
   std::vector<int32_t> end_ids;  // tokens that end it, and that are forbidden before min_tokens
   bool admitted = false;         // has been scheduled before
-  // Of the prompt, when first admitted: tokens found in the prefix cache, and of these, tokens computed in FP16.
-  int32_t cached = 0;
-  int32_t cached_exact = 0;
+  int32_t cached = 0;            // tokens found in the prefix cache when first admitted,
+  int32_t reused = 0;            // when last admitted,
+  int32_t reused_exact = 0;      // and of these, tokens computed in FP16
 
   int32_t prompt_size() const { return static_cast<int32_t>(request.prompt.size()); }
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }

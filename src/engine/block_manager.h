@@ -20,7 +20,9 @@ namespace nfp {
 
 struct PrefixMatch {
   std::vector<int32_t> blocks;  // each acquired for the caller
-  std::vector<bool> exact;      // of each block
+  // Of each block: whether everything up to its end is exact, and how many of its own tokens FP16 steps computed.
+  std::vector<bool> exact;
+  std::vector<int32_t> fp16_tokens;
 };
 
 class BlockManager {
@@ -47,15 +49,16 @@ class BlockManager {
     const auto place = published_.find(key);
     return place != published_.end() && (!exact_only || at(place->second).exact);
   }
-  // Makes an owned, full block findable. `tokens` are the block's own; `exact` as above. Where an equal block is
-  // published already, that one stays (unless this one is exact and that one is not).
-  void publish(int32_t block, const PrefixKey& key, std::span<const int32_t> tokens, bool exact);
+  // Makes an owned, full block findable. `tokens` are the block's own; `exact` and `fp16_tokens` as above. Where an
+  // equal block is published already, that one stays (unless this one is exact and that one is not).
+  void publish(int32_t block, const PrefixKey& key, std::span<const int32_t> tokens, bool exact, int32_t fp16_tokens);
 
  private:
   struct Block {
     int32_t owners = 0;
     bool published = false;
     bool exact = false;
+    int32_t fp16_tokens = 0;
     PrefixKey key;
     std::vector<int32_t> tokens;  // guards against a key collision
     std::list<int32_t>::iterator free_place;

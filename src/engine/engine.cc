@@ -255,8 +255,8 @@ Status Engine::start_sequences(StepPlan& plan, std::vector<RequestOutput>& outpu
       entry.usage.cached_tokens = sequence->cached;
     }
     if (!entry.first_token) {  // what its prompt was before a preemption counts no more
-      entry.usage.prompt.fp16 = sequence->reused_exact;
-      entry.usage.prompt.fp8 = sequence->reused - sequence->reused_exact;
+      entry.usage.prompt.fp16 = sequence->reused_fp16;
+      entry.usage.prompt.fp8 = sequence->reused - sequence->reused_fp16;
       entry.prompt_counted = sequence->reused;
     }
     sequence->history_slot = free_slots_.back();

@@ -515,6 +515,24 @@ class SetPolicy final : public PrecisionPolicy {
   const bool* fp8_;
 };
 
+// Behind an FP8 step's tokens no block is exact, but those of FP16 steps stay what they are.
+TEST(Engine, CountsCachedTokensOfMixedPrefixesAsTheyWereComputed) {
+  bool fp8 = true;
+  ScriptedRunner runner(kVocab, 1000);
+  Engine engine(options(64, {.max_sequences = 2, .max_step_tokens = 6}), &runner, nullptr,
+                std::make_unique<SetPolicy>(&fp8));
+  const std::vector<int32_t> prompt(18, 7);
+  ASSERT_TRUE(engine.submit(request("a", prompt, 1)).ok());
+  engine.step();
+  fp8 = false;
+  EXPECT_EQ(run(engine)["a"].usage.prompt.fp8, 6);
+  ASSERT_TRUE(engine.submit(request("b", prompt, 1)).ok());
+  const Usage b = run(engine)["b"].usage;
+  EXPECT_EQ(b.cached_tokens, 16);
+  EXPECT_EQ(b.prompt.fp8, 6);
+  EXPECT_EQ(b.prompt.fp16, 12);
+}
+
 // Its first token comes from the keys and values that were computed last.
 TEST(Engine, APromptThatIsComputedAgainCountsAsTheSecondTime) {
   bool fp8 = false;

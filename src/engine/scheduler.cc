@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace nfp {
 
@@ -46,6 +47,7 @@ void Scheduler::give_back(Sequence& sequence) {
   for (auto block = sequence.blocks.rbegin(); block != sequence.blocks.rend(); ++block) blocks_->release(*block);
   sequence.blocks.clear();
   sequence.keys.clear();
+  sequence.fp16_tokens.clear();
   sequence.computed = sequence.scheduled = 0;
   sequence.exact = true;
   ++sequence.life;
@@ -114,17 +116,16 @@ void Scheduler::reuse_prefix(Sequence& sequence) {
   PrefixMatch found = blocks_->match(sequence.tokens, most, sequence.wants_exact(), scope);
   const auto size = static_cast<size_t>(blocks_->block_size());
   PrefixKey key = scope;
-  int32_t exact_tokens = 0;
   for (size_t i = 0; i < found.blocks.size(); ++i) {
     key = extend(key, std::span(sequence.tokens).subspan(i * size, size));
     sequence.keys.push_back(key);
     sequence.exact = sequence.exact && found.exact[i];
-    exact_tokens += found.exact[i] ? blocks_->block_size() : 0;
   }
   sequence.blocks = std::move(found.blocks);
+  sequence.fp16_tokens = std::move(found.fp16_tokens);
   sequence.computed = sequence.scheduled = static_cast<int32_t>(sequence.blocks.size() * size);
   sequence.reused = sequence.computed;
-  sequence.reused_exact = exact_tokens;
+  sequence.reused_fp16 = std::accumulate(sequence.fp16_tokens.begin(), sequence.fp16_tokens.end(), 0);
   if (!sequence.admitted) sequence.cached = sequence.computed;
 }
 
@@ -324,13 +325,17 @@ void Scheduler::computed(const ScheduledSequence& item, bool exact) {
   sequence.exact = sequence.exact && exact;
   if (!blocks_->caching()) return;
   const auto size = static_cast<size_t>(blocks_->block_size());
+  sequence.fp16_tokens.resize(sequence.blocks.size());
+  for (auto token = static_cast<size_t>(item.first); exact && token < static_cast<size_t>(sequence.computed); ++token) {
+    ++sequence.fp16_tokens[token / size];
+  }
   const size_t full = static_cast<size_t>(sequence.computed) / size;
   while (sequence.keys.size() < full) {
     const size_t index = sequence.keys.size();
     const auto part = std::span(sequence.tokens).subspan(index * size, size);
     const PrefixKey key = extend(index == 0 ? sequence.request.cache_scope : sequence.keys.back(), part);
     sequence.keys.push_back(key);
-    blocks_->publish(sequence.blocks[index], key, part, sequence.exact);
+    blocks_->publish(sequence.blocks[index], key, part, sequence.exact, sequence.fp16_tokens[index]);
   }
 }
 

@@ -202,7 +202,7 @@ TEST(Scheduler, ReusesPrefixesAsThePrecisionAllows) {
   EXPECT_EQ(plan.items[0].first, 8);
   EXPECT_FALSE(any->exact);
   EXPECT_EQ(any->cached, 8);
-  EXPECT_EQ(any->reused_exact, 0);
+  EXPECT_EQ(any->reused_fp16, 0);
   EXPECT_EQ(plan.items[1].first, 0);
   EXPECT_TRUE(exact->exact);
   EXPECT_EQ(bench.scheduler.prefix_queries(), 30u);  // the first sequence asked too

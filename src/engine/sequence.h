@@ -29,7 +29,8 @@ struct Sequence {
   std::vector<int32_t> blocks;  // block table: token t is in block t / block_size
   // Everything computed so far, reused blocks included, came from FP16 steps.
   bool exact = true;
-  std::vector<PrefixKey> keys;  // of the published (or publishable) full blocks
+  std::vector<PrefixKey> keys;       // of the published (or publishable) full blocks
+  std::vector<int32_t> fp16_tokens;  // of each block, of those computed so far: how many FP16 steps computed
   // While it waits: keys of its first blocks, as many as were looked up, and how many of these the prefix cache had.
   std::vector<PrefixKey> lookup_keys;
   size_t found = 0;
@@ -39,7 +40,7 @@ struct Sequence {
   bool admitted = false;         // has been scheduled before
   int32_t cached = 0;            // tokens found in the prefix cache when first admitted,
   int32_t reused = 0;            // when last admitted,
-  int32_t reused_exact = 0;      // and of these, tokens computed in FP16
+  int32_t reused_fp16 = 0;       // and of these, tokens computed in FP16
 
   int32_t prompt_size() const { return static_cast<int32_t>(request.prompt.size()); }
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }

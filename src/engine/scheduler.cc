@@ -215,12 +215,15 @@ StepPlan Scheduler::schedule() {
 int32_t Scheduler::coming_tokens(Sequence& sequence, bool running) {
   if (!blocks_->caching() || (!running && !may_reuse_prefix(sequence))) return 0;
   const auto size = static_cast<size_t>(blocks_->block_size());
-  const std::vector<PrefixKey>& keys = running ? sequence.keys : sequence.lookup_keys;
-  const size_t known = running ? keys.size() : sequence.found;
+  const size_t known = running ? sequence.keys.size() : sequence.found;
   const size_t most = (sequence.tokens.size() - 1) / size;
   if (known >= most) return 0;
-  const PrefixKey& parent = known == 0 ? sequence.request.cache_scope : keys[known - 1];
-  const PrefixKey key = extend(parent, std::span(sequence.tokens).subspan(known * size, size));
+  // Of a waiting one it was looked up.
+  const auto next_key = [&] {
+    const PrefixKey& parent = known == 0 ? sequence.request.cache_scope : sequence.keys.back();
+    return extend(parent, std::span(sequence.tokens).subspan(known * size, size));
+  };
+  const PrefixKey key = running ? next_key() : sequence.lookup_keys[known];
   const auto [place, first] = beginners_.try_emplace(key, &sequence);
   const Sequence& other = *place->second;
   if (first) return 0;

@@ -83,11 +83,13 @@ PrefixMatch BlockManager::match(std::span<const int32_t> tokens, int64_t max_tok
     acquire(place->second);
     found.blocks.push_back(place->second);
     found.exact.push_back(b.exact);
+    found.fp16_tokens.push_back(b.fp16_tokens);
   }
   return found;
 }
 
-void BlockManager::publish(int32_t block, const PrefixKey& key, std::span<const int32_t> tokens, bool exact) {
+void BlockManager::publish(int32_t block, const PrefixKey& key, std::span<const int32_t> tokens, bool exact,
+                           int32_t fp16_tokens) {
   Block& b = at(block);
   if (!caching_ || b.published) return;
   if (const auto place = published_.find(key); place != published_.end()) {
@@ -99,6 +101,7 @@ void BlockManager::publish(int32_t block, const PrefixKey& key, std::span<const 
   }
   b.published = true;
   b.exact = exact;
+  b.fp16_tokens = fp16_tokens;
   b.key = key;
   b.tokens.assign(tokens.begin(), tokens.end());
   published_.emplace(key, block);

@@ -20,7 +20,9 @@ namespace nfp {
 
 struct PrefixMatch {
   std::vector<int32_t> blocks;  // each acquired for the caller
-  std::vector<bool> exact;      // of each block
+  // Of each block: whether everything up to its end is exact, and how many of its own tokens FP16 steps computed.
+  std::vector<bool> exact;
+  std::vector<int32_t> fp16_tokens;
 };
 
 class BlockManager {
@@ -42,23 +44,25 @@ class BlockManager {
   // The longest published prefix of `tokens` in whole blocks, at most `max_tokens` long; its blocks get one owner more.
   // `scope` is the key of nothing: what was published under another one is not found.
   PrefixMatch match(std::span<const int32_t> tokens, int64_t max_tokens, bool exact_only, const PrefixKey& scope = {});
-  // Makes an owned, full block findable. `tokens` are the block's own; `exact` as above. Where an equal block is
-  // published already, that one stays (unless this one is exact and that one is not).
-  void publish(int32_t block, const PrefixKey& key, std::span<const int32_t> tokens, bool exact);
+  // Whether match() would take the block of this key next.
+  bool findable(const PrefixKey& key, bool exact_only) const {
+    const auto place = published_.find(key);
+    return place != published_.end() && (!exact_only || at(place->second).exact);
+  }
+  // Makes an owned, full block findable. `tokens` are the block's own; `exact` and `fp16_tokens` as above. Where an
+  // equal block is published already, that one stays (unless this one is exact and that one is not).
+  void publish(int32_t block, const PrefixKey& key, std::span<const int32_t> tokens, bool exact, int32_t fp16_tokens);
 
  private:
   struct Block {
     int32_t owners = 0;
     bool published = false;
     bool exact = false;
+    int32_t fp16_tokens = 0;
     PrefixKey key;
     std::vector<int32_t> tokens;  // guards against a key collision
     std::list<int32_t>::iterator free_place;
   };
-  struct KeyHash {
-    size_t operator()(const PrefixKey& key) const { return static_cast<size_t>(key.low); }
-  };
-
   void acquire(int32_t block);
   void unpublish(int32_t block);
   const Block& at(int32_t block) const { return blocks_[static_cast<size_t>(block)]; }
@@ -69,7 +73,7 @@ class BlockManager {
   int32_t available_ = 0;
   std::vector<Block> blocks_;
   std::list<int32_t> free_;  // front is reused first: unpublished ones, then the longest unused
-  std::unordered_map<PrefixKey, int32_t, KeyHash> published_;
+  std::unordered_map<PrefixKey, int32_t, PrefixKeyHash> published_;
 };
 
 }  // namespace nfp

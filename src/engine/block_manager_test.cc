@@ -24,7 +24,7 @@ void remember(BlockManager& blocks, std::span<const int32_t> all, bool exact) {
   for (size_t first = 0; first + size <= all.size(); first += size) {
     key = extend(key, all.subspan(first, size));
     owned.push_back(*blocks.allocate());
-    blocks.publish(owned.back(), key, all.subspan(first, size), exact);
+    blocks.publish(owned.back(), key, all.subspan(first, size), exact, exact ? static_cast<int32_t>(size) : 0);
   }
   for (auto block = owned.rbegin(); block != owned.rend(); ++block) blocks.release(*block);
 }
@@ -114,7 +114,7 @@ RC_GTEST_PROP(BlockManagerProperty, OwnersAddUp, ()) {
         const size_t size = *rc::gen::element(size_t{2}, size_t{4});
         PrefixKey key = extend({}, std::span(prefix).first(2));
         if (size == 4) key = extend(key, std::span(prefix).subspan(2, 2));
-        blocks.publish(*block, key, std::span(prefix).subspan(size - 2, 2), *rc::gen::arbitrary<bool>());
+        blocks.publish(*block, key, std::span(prefix).subspan(size - 2, 2), *rc::gen::arbitrary<bool>(), 0);
         contents[*block] = std::vector<int32_t>(prefix.begin(), prefix.begin() + static_cast<std::ptrdiff_t>(size));
       }
     } else if (what == 1 && !held.empty()) {

@@ -253,9 +253,11 @@ Status Engine::start_sequences(StepPlan& plan, std::vector<RequestOutput>& outpu
     if (!entry.scheduled) {
       entry.scheduled = now;
       entry.usage.cached_tokens = sequence->cached;
-      entry.usage.prompt.fp16 = sequence->cached_exact;
-      entry.usage.prompt.fp8 = sequence->cached - sequence->cached_exact;
-      entry.prompt_counted = sequence->cached;
+    }
+    if (!entry.first_token) {  // what its prompt was before a preemption counts no more
+      entry.usage.prompt.fp16 = sequence->reused_fp16;
+      entry.usage.prompt.fp8 = sequence->reused - sequence->reused_fp16;
+      entry.prompt_counted = sequence->reused;
     }
     sequence->history_slot = free_slots_.back();
     free_slots_.pop_back();
@@ -283,14 +285,15 @@ void Engine::set_targets(Entry& entry) const {
   entry.itl_target_s = request.slo_itl_s.value_or(targets.itl_s);
   const StepModel* model = policy_->model();
   if (model == nullptr || model->exact_level() >= model->levels().size()) return;
-  const auto alone = [&](int32_t tokens) {
-    StepWork work;
-    work.add(tokens, 0);
-    return model->seconds(model->exact_level(), work);
-  };
-  const double prompt = alone(entry.sequence->prompt_size());
-  if (!request.slo_ttft_s) entry.ttft_target_s = std::max(entry.ttft_target_s, targets.least_ttft * prompt);
-  if (!request.slo_itl_s) entry.itl_target_s = std::max(entry.itl_target_s, targets.least_itl * alone(1));
+  const size_t exact = model->exact_level();
+  const int32_t prompt = entry.sequence->prompt_size();
+  StepWork next;  // the token after the prompt
+  next.add(1, prompt);
+  const double prompt_s = model->prompt_seconds(exact, prompt, 0, scheduler_.limits().max_step_tokens);
+  if (!request.slo_ttft_s) entry.ttft_target_s = std::max(entry.ttft_target_s, targets.least_ttft * prompt_s);
+  if (!request.slo_itl_s) {
+    entry.itl_target_s = std::max(entry.itl_target_s, targets.least_itl * model->seconds(exact, next));
+  }
 }
 
 StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outputs) {
@@ -312,9 +315,11 @@ StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outpu
     at.itl_s = entry.itl_target_s;
     at.due_s = at.arrival_s + at.ttft_s;
     if (at.emitted == 0) record.oldest_wait_s = std::max(record.oldest_wait_s, state.now_s - at.arrival_s);
-    if (at.emitted > 0 && config_.targets.whole_answer) {
+    if (at.emitted == 0) continue;
+    at.last_s = entry.last_token ? seconds_of(*entry.last_token) : state.now_s;
+    if (config_.targets.whole_answer) {
       at.due_s += at.emitted * at.itl_s;
-    } else if (at.emitted > 0) {
+    } else {
       const double first = entry.first_token ? seconds_of(*entry.first_token) : state.now_s;
       at.due_s = first + at.emitted * at.itl_s;
     }
@@ -335,10 +340,16 @@ StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outpu
   for (const std::string& id : shed) {
     Entry& entry = *entries_.at(id);
     entry.shed = true;
+    const double target_ms = 1e3 * entry.ttft_target_s;
+    const size_t others = all - shed.size();
     end_with(id,
-             error(ErrorCode::kResource,
-                   "the first token cannot come within {:.0f} ms, as {} requests are being answered; try again later",
-                   1e3 * entry.ttft_target_s, all - shed.size()),
+             others == 0
+                 ? error(ErrorCode::kResource,
+                         "the first token cannot come within {:.0f} ms: the prompt takes longer than that", target_ms)
+                 : error(ErrorCode::kResource,
+                         "the first token cannot come within {:.0f} ms, as {} requests are being answered; try again "
+                         "later",
+                         target_ms, others),
              outputs);
     outputs.back().retry_after_s = decision.busy_s;
   }

@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace nfp {
 
@@ -16,6 +17,11 @@ void queue_up(std::deque<std::unique_ptr<Sequence>>& waiting, std::unique_ptr<Se
   auto place = waiting.end();
   while (place != waiting.begin() && later(*(place - 1))) --place;
   waiting.insert(place, std::move(sequence));
+}
+
+// Whether `reader` may use what `writer` computes.
+bool may_give_prefix(const Sequence& writer, const Sequence& reader) {
+  return writer.request.cache_scope == reader.request.cache_scope && (writer.wants_exact() || !reader.wants_exact());
 }
 
 }  // namespace
@@ -41,6 +47,7 @@ void Scheduler::give_back(Sequence& sequence) {
   for (auto block = sequence.blocks.rbegin(); block != sequence.blocks.rend(); ++block) blocks_->release(*block);
   sequence.blocks.clear();
   sequence.keys.clear();
+  sequence.fp16_tokens.clear();
   sequence.computed = sequence.scheduled = 0;
   sequence.exact = true;
   ++sequence.life;
@@ -60,29 +67,66 @@ void Scheduler::preempt(size_t index, StepPlan& plan) {
   queue_up(waiting_, std::move(victim));
 }
 
-void Scheduler::reuse_prefix(Sequence& sequence) {
+bool Scheduler::may_reuse_prefix(const Sequence& sequence) const {
   // Whoever wants something of every token of the prompt has all of them computed.
   const bool wants_all = sequence.request.sampling.prompt_logprobs || sequence.request.pooling == Pooling::kMean;
-  if (!blocks_->caching() || wants_all) return;
+  return blocks_->caching() && !wants_all;
+}
+
+int32_t Scheduler::reusable_tokens(Sequence& sequence) const {
+  if (!may_reuse_prefix(sequence)) return 0;
+  const auto size = static_cast<size_t>(blocks_->block_size());
+  const size_t most = (sequence.tokens.size() - 1) / size;
+  std::vector<PrefixKey>& keys = sequence.lookup_keys;
+  const auto findable = [&](size_t block) {
+    if (block == keys.size()) {
+      const PrefixKey& parent = block == 0 ? sequence.request.cache_scope : keys.back();
+      keys.push_back(extend(parent, std::span(sequence.tokens).subspan(block * size, size)));
+    }
+    return blocks_->findable(keys[block], sequence.wants_exact());
+  };
+  size_t& found = sequence.found;
+  while (found > 0 && !findable(found - 1)) --found;
+  while (found < most && findable(found)) ++found;
+  return static_cast<int32_t>(found * size);
+}
+
+bool Scheduler::prefix_is_coming(const Sequence& sequence, const StepPlan& plan) const {
+  // Its last token is always computed.
+  const int32_t end = sequence.scheduled + blocks_->block_size();
+  if (!may_reuse_prefix(sequence) || end >= sequence.size()) return false;
+  const std::span<const int32_t> tokens = std::span(sequence.tokens).first(static_cast<size_t>(end));
+  return std::any_of(running_.begin(), running_.end(), [&](const std::unique_ptr<Sequence>& other) {
+    if (other->computed >= end || other->size() < end || !may_give_prefix(*other, sequence)) return false;
+    if (!std::equal(tokens.begin(), tokens.end(), other->tokens.begin())) return false;
+    if (other->scheduled >= end) return true;
+    return std::any_of(plan.items.begin(), plan.items.end(), [&](const ScheduledSequence& item) {
+      // The end of a prompt may yet be left out, until its grammar is ready.
+      const bool certain = !item.samples || !other->request.constraint;
+      return item.sequence == other.get() && item.first + item.count >= end && certain;
+    });
+  });
+}
+
+void Scheduler::reuse_prefix(Sequence& sequence) {
+  if (!may_reuse_prefix(sequence)) return;
   // The last token is always computed: its logits are what the step is for.
   const int64_t most = sequence.size() - 1;
   const PrefixKey& scope = sequence.request.cache_scope;
   PrefixMatch found = blocks_->match(sequence.tokens, most, sequence.wants_exact(), scope);
   const auto size = static_cast<size_t>(blocks_->block_size());
   PrefixKey key = scope;
-  int32_t exact_tokens = 0;
   for (size_t i = 0; i < found.blocks.size(); ++i) {
     key = extend(key, std::span(sequence.tokens).subspan(i * size, size));
     sequence.keys.push_back(key);
     sequence.exact = sequence.exact && found.exact[i];
-    exact_tokens += found.exact[i] ? blocks_->block_size() : 0;
   }
   sequence.blocks = std::move(found.blocks);
+  sequence.fp16_tokens = std::move(found.fp16_tokens);
   sequence.computed = sequence.scheduled = static_cast<int32_t>(sequence.blocks.size() * size);
-  if (!sequence.admitted) {
-    sequence.cached = sequence.computed;
-    sequence.cached_exact = exact_tokens;
-  }
+  sequence.reused = sequence.computed;
+  sequence.reused_fp16 = std::accumulate(sequence.fp16_tokens.begin(), sequence.fp16_tokens.end(), 0);
+  if (!sequence.admitted) sequence.cached = sequence.computed;
 }
 
 void Scheduler::add(StepPlan& plan, Sequence& sequence, int32_t count) const {
@@ -101,6 +145,8 @@ void Scheduler::admit(size_t index, StepPlan& plan) {
     prefix_hits_ += static_cast<uint64_t>(sequence.cached);
   }
   sequence.admitted = true;
+  sequence.lookup_keys.clear();
+  sequence.found = 0;
   const auto later = [&](const std::unique_ptr<Sequence>& other) {
     return other->request.priority > sequence.request.priority;
   };
@@ -138,11 +184,19 @@ StepPlan Scheduler::schedule() {
   }
 
   // Nobody is admitted in a step that had to preempt: the blocks would only be taken away again.
-  while (plan.preempted.empty() && !waiting_.empty() && running() < limits_.max_sequences &&
+  // Those that wait for a prefix stay before the others, and keep their places.
+  size_t next = 0;
+  const auto places = static_cast<size_t>(limits_.max_sequences);
+  while (plan.preempted.empty() && next < waiting_.size() && running_.size() + next < places &&
          plan.tokens < limits_.max_step_tokens) {
-    Sequence& sequence = *waiting_.front();
+    Sequence& sequence = *waiting_[next];
     if (sequence.pending > 0) break;  // preempted a step ago: its tokens are known after the next collect
     if (sequence.scheduled == 0 && sequence.blocks.empty()) reuse_prefix(sequence);
+    if (prefix_is_coming(sequence, plan)) {
+      give_back(sequence);
+      ++next;
+      continue;
+    }
     const int32_t count = std::min(sequence.size() - sequence.scheduled, limits_.max_step_tokens - plan.tokens);
     // Blocks for all its tokens, not for this chunk only: where the others leave no room for the rest, it would be
     // preempted and begin again in every other step, at the cost of those that decode and, where it may not use the
@@ -152,23 +206,50 @@ StepPlan Scheduler::schedule() {
       break;
     }
     add(plan, sequence, count);
-    admit(0, plan);
+    admit(next, plan);
   }
   count_prefill(plan);
   return plan;
 }
 
+int32_t Scheduler::coming_tokens(Sequence& sequence, bool running) {
+  if (!blocks_->caching() || (!running && !may_reuse_prefix(sequence))) return 0;
+  const auto size = static_cast<size_t>(blocks_->block_size());
+  const size_t known = running ? sequence.keys.size() : sequence.found;
+  const size_t most = (sequence.tokens.size() - 1) / size;
+  if (known >= most) return 0;
+  // Of a waiting one it was looked up.
+  const auto next_key = [&] {
+    const PrefixKey& parent = known == 0 ? sequence.request.cache_scope : sequence.keys.back();
+    return extend(parent, std::span(sequence.tokens).subspan(known * size, size));
+  };
+  const PrefixKey key = running ? next_key() : sequence.lookup_keys[known];
+  const auto [place, first] = beginners_.try_emplace(key, &sequence);
+  const Sequence& other = *place->second;
+  if (first) return 0;
+  if (sequence.wants_exact() && !other.wants_exact()) place->second = &sequence;  // which gives to all
+  if (running || !may_give_prefix(other, sequence)) return 0;
+  const size_t length = std::min(most * size, other.tokens.size());
+  const auto differ = std::mismatch(sequence.tokens.begin(), sequence.tokens.begin() + static_cast<ptrdiff_t>(length),
+                                    other.tokens.begin());
+  return static_cast<int32_t>(static_cast<size_t>(differ.first - sequence.tokens.begin()) / size * size);
+}
+
 std::span<SequenceState> Scheduler::states() {
   states_.clear();
   viewed_.clear();
+  beginners_.clear();
   const auto view = [&](Sequence& sequence, bool running) {
     SequenceState state;
-    state.context = sequence.scheduled;
-    state.missing = sequence.size() - sequence.scheduled;
-    state.emitted = sequence.output_size();
     state.running = running;
     state.ready = running ? !sequence.all_scheduled() && (sequence.pending == 0 || sequence.may_run_ahead())
                           : sequence.pending == 0;
+    state.context = running || !state.ready ? sequence.scheduled : reusable_tokens(sequence);
+    if (state.ready && sequence.size() - state.context > 1) {
+      state.context = std::max(state.context, coming_tokens(sequence, running));
+    }
+    state.missing = sequence.size() - state.context;
+    state.emitted = sequence.output_size();
     state.exact = sequence.wants_exact();
     states_.push_back(state);
     viewed_.push_back(&sequence);
@@ -217,7 +298,7 @@ StepPlan Scheduler::schedule(const StepDecision& decision) {
     const auto queued = std::find_if(waiting_.begin(), waiting_.end(), is_it);
     if (sequence.scheduled == 0 && sequence.blocks.empty()) reuse_prefix(sequence);
     count = std::min(count, sequence.size() - sequence.scheduled);
-    if (!grow(sequence, sequence.scheduled + count)) {
+    if (prefix_is_coming(sequence, plan) || !grow(sequence, sequence.scheduled + count)) {
       give_back(sequence);
       continue;
     }
@@ -247,13 +328,17 @@ void Scheduler::computed(const ScheduledSequence& item, bool exact) {
   sequence.exact = sequence.exact && exact;
   if (!blocks_->caching()) return;
   const auto size = static_cast<size_t>(blocks_->block_size());
+  sequence.fp16_tokens.resize(sequence.blocks.size());
+  for (auto token = static_cast<size_t>(item.first); exact && token < static_cast<size_t>(sequence.computed); ++token) {
+    ++sequence.fp16_tokens[token / size];
+  }
   const size_t full = static_cast<size_t>(sequence.computed) / size;
   while (sequence.keys.size() < full) {
     const size_t index = sequence.keys.size();
     const auto part = std::span(sequence.tokens).subspan(index * size, size);
     const PrefixKey key = extend(index == 0 ? sequence.request.cache_scope : sequence.keys.back(), part);
     sequence.keys.push_back(key);
-    blocks_->publish(sequence.blocks[index], key, part, sequence.exact);
+    blocks_->publish(sequence.blocks[index], key, part, sequence.exact, sequence.fp16_tokens[index]);
   }
 }
 

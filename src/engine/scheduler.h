@@ -13,6 +13,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/block_manager.h"
@@ -82,6 +83,16 @@ class Scheduler {
   void give_back(Sequence& sequence);
   void preempt(size_t index, StepPlan& plan);
   void reuse_prefix(Sequence& sequence);
+  bool may_reuse_prefix(const Sequence& sequence) const;
+  // Tokens that reuse_prefix() would find for a waiting sequence now, about: it looks where the prefix ended last time.
+  int32_t reusable_tokens(Sequence& sequence) const;
+  // Whether the block that a waiting sequence needs next is computed by a step in flight or by this one. It is in the
+  // prefix cache after that: the sequence waits for it, or all that come together would compute what they have in
+  // common.
+  bool prefix_is_coming(const Sequence& sequence, const StepPlan& plan) const;
+  // Tokens that a waiting sequence has in common with one that states() has shown before it, which goes on where this
+  // one begins: they are computed once.
+  int32_t coming_tokens(Sequence& sequence, bool running);
   void add(StepPlan& plan, Sequence& sequence, int32_t count) const;
   // Moves waiting_[index] to the running ones; its blocks are there.
   void admit(size_t index, StepPlan& plan);
@@ -93,6 +104,7 @@ class Scheduler {
   std::deque<std::unique_ptr<Sequence>> waiting_;   // by priority, then in order of arrival
   std::vector<SequenceState> states_;
   std::vector<Sequence*> viewed_;
+  std::unordered_map<PrefixKey, const Sequence*, PrefixKeyHash> beginners_;  // by the next block that they compute
   uint64_t preemptions_ = 0;
   uint64_t prefix_queries_ = 0;
   uint64_t prefix_hits_ = 0;

@@ -202,7 +202,7 @@ TEST(Scheduler, ReusesPrefixesAsThePrecisionAllows) {
   EXPECT_EQ(plan.items[0].first, 8);
   EXPECT_FALSE(any->exact);
   EXPECT_EQ(any->cached, 8);
-  EXPECT_EQ(any->cached_exact, 0);
+  EXPECT_EQ(any->reused_fp16, 0);
   EXPECT_EQ(plan.items[1].first, 0);
   EXPECT_TRUE(exact->exact);
   EXPECT_EQ(bench.scheduler.prefix_queries(), 30u);  // the first sequence asked too
@@ -216,6 +216,112 @@ TEST(Scheduler, AWholePromptInTheCacheStillComputesItsLastToken) {
   const StepPlan plan = bench.run();
   EXPECT_EQ(plan.items[0].first, 4);
   EXPECT_TRUE(plan.items[0].samples);
+}
+
+// What a policy predicts from: a cached prefix need not be computed.
+TEST(Scheduler, StatesOfWaitingSequencesTellWhatThePrefixCacheHas) {
+  Bench bench(8, {.max_sequences = 1, .max_step_tokens = 100});
+  const auto waiting = [&] {
+    const auto states = bench.scheduler.states();
+    return std::pair(states.back().context, states.back().missing);
+  };
+  bench.scheduler.remove((bench.add(9), bench.run().items[0].sequence));
+  Sequence* any = bench.add(12);  // its first two blocks are there
+  EXPECT_EQ(waiting(), std::pair(8, 4));
+  bench.scheduler.remove(any);
+  Sequence* exact = bench.add(12, 0, PrecisionClass::kExact);
+  EXPECT_EQ(waiting(), std::pair(8, 4));
+  bench.scheduler.remove(exact);
+  Sequence* scored = bench.add(12);
+  scored->request.sampling.prompt_logprobs = 0;
+  EXPECT_EQ(waiting(), std::pair(0, 12));
+  bench.scheduler.remove(scored);
+  // Another one takes the cached blocks while it waits, and one that computes the same brings them back.
+  bench.add(12);
+  EXPECT_EQ(waiting(), std::pair(8, 4));
+  std::vector<int32_t> taken;
+  while (const auto block = bench.blocks.allocate()) taken.push_back(*block);
+  EXPECT_EQ(waiting(), std::pair(0, 12));
+  for (const int32_t block : taken) bench.blocks.release(block);
+  Sequence* other = bench.add(30);
+  other->request.priority = -1;
+  std::unique_ptr<Sequence> first = bench.scheduler.remove(other);
+  bench.scheduler.enqueue(first);
+  bench.run(/*exact=*/false);
+  EXPECT_EQ(waiting(), std::pair(8, 4));
+}
+
+// The others wait for the step that computes it, also where it is in flight, and for no other prompt.
+TEST(Scheduler, WhatPromptsHaveInCommonIsComputedOnce) {
+  for (const bool planned : {false, true}) {
+    for (const size_t in_flight : {1, 2}) {
+      SCOPED_TRACE(::testing::Message() << planned << in_flight);
+      Bench bench(64, {.max_sequences = 8, .max_step_tokens = 10});
+      std::vector<Sequence*> equal;
+      for (int i = 0; i < 4; ++i) equal.push_back(bench.add(21));
+      Sequence* other = bench.add(5, 50);
+      int32_t computed = 0;
+      for (int step = 0; step < 40; ++step) {
+        StepPlan plan;
+        if (planned) {
+          StepDecision decision;
+          const auto states = bench.scheduler.states();
+          for (size_t i = 0; i < states.size(); ++i) {
+            if (states[i].ready) decision.chunks.push_back({i, states[i].missing});
+          }
+          plan = bench.scheduler.schedule(decision);
+          bench.scheduler.submitted(plan);
+          bench.in_flight.push_back(plan);
+        } else {
+          plan = bench.submit();
+        }
+        computed += plan.prefill_tokens;
+        if (bench.in_flight.size() == in_flight) bench.collect();
+      }
+      for (Sequence* sequence : equal) EXPECT_GT(sequence->output_size(), 0);
+      for (size_t i = 1; i < equal.size(); ++i) EXPECT_EQ(equal[i]->cached, 20);
+      EXPECT_EQ(other->cached, 0);
+      EXPECT_EQ(computed, 21 + 3 * 1 + 5);
+    }
+  }
+}
+
+TEST(Scheduler, WhoWaitsForAPrefixKeepsItsPlace) {
+  Bench bench(64, {.max_sequences = 2, .max_step_tokens = 100});
+  Sequence* first = bench.add(21);
+  Sequence* second = bench.add(21);
+  bench.add(21, 50);
+  EXPECT_EQ(bench.run().admitted, std::vector<Sequence*>{first});
+  EXPECT_EQ(bench.run().admitted, std::vector<Sequence*>{second});
+}
+
+// Its keys and values may come from an FP8 step.
+TEST(Scheduler, ExactPromptsWaitOnlyForExactOnes) {
+  Bench bench(64, {.max_sequences = 8, .max_step_tokens = 100});
+  Sequence* any = bench.add(21);
+  Sequence* exact = bench.add(21, 0, PrecisionClass::kExact);
+  Sequence* exact_too = bench.add(21, 0, PrecisionClass::kExact);
+  const StepPlan plan = bench.run(/*exact=*/false);
+  EXPECT_EQ(plan.admitted, (std::vector<Sequence*>{any, exact}));
+  EXPECT_EQ(plan.prefill_tokens, 42);
+  EXPECT_EQ(bench.scheduler.waiting(), 1);
+  EXPECT_EQ(exact_too->cached, 0);
+}
+
+TEST(Scheduler, StatesCountWhatPromptsHaveInCommonOnce) {
+  Bench bench(64, {.max_sequences = 8, .max_step_tokens = 10});
+  const auto missing = [&] {
+    std::vector<int32_t> tokens;
+    for (const SequenceState& state : bench.scheduler.states()) tokens.push_back(state.missing);
+    return tokens;
+  };
+  for (int i = 0; i < 3; ++i) bench.add(21 + 2 * i);
+  bench.add(21, 50);
+  bench.add(21, 0, PrecisionClass::kExact);  // the others' may be computed in FP8
+  bench.add(22, 0, PrecisionClass::kExact);
+  EXPECT_EQ(missing(), (std::vector<int32_t>{21, 3, 5, 21, 21, 2}));
+  bench.run();
+  EXPECT_EQ(missing(), (std::vector<int32_t>{11, 3, 5, 21, 13, 2}));
 }
 
 // Whatever arrives and leaves: steps keep within limits, every sequence ends, and all blocks come back.

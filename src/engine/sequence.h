@@ -29,14 +29,18 @@ struct Sequence {
   std::vector<int32_t> blocks;  // block table: token t is in block t / block_size
   // Everything computed so far, reused blocks included, came from FP16 steps.
   bool exact = true;
-  std::vector<PrefixKey> keys;  // of the published (or publishable) full blocks
-  int32_t history_slot = -1;    // place in the backend's TokenHistory while running
+  std::vector<PrefixKey> keys;       // of the published (or publishable) full blocks
+  std::vector<int32_t> fp16_tokens;  // of each block, of those computed so far: how many FP16 steps computed
+  // While it waits: keys of its first blocks, as many as were looked up, and how many of these the prefix cache had.
+  std::vector<PrefixKey> lookup_keys;
+  size_t found = 0;
+  int32_t history_slot = -1;  // place in the backend's TokenHistory while running
   uint64_t seed = 0;
   std::vector<int32_t> end_ids;  // tokens that end it, and that are forbidden before min_tokens
   bool admitted = false;         // has been scheduled before
-  // Of the prompt, when first admitted: tokens found in the prefix cache, and of these, tokens computed in FP16.
-  int32_t cached = 0;
-  int32_t cached_exact = 0;
+  int32_t cached = 0;            // tokens found in the prefix cache when first admitted,
+  int32_t reused = 0;            // when last admitted,
+  int32_t reused_fp16 = 0;       // and of these, tokens computed in FP16
 
   int32_t prompt_size() const { return static_cast<int32_t>(request.prompt.size()); }
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }

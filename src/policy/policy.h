@@ -31,7 +31,9 @@ struct StepLoad {
 
 // One request as a policy that plans sees it. Times are seconds on the clock of StepState::now_s.
 struct SequenceState {
-  int32_t context = 0;  // tokens in the KV cache, those of steps in flight too
+  // Tokens in the KV cache, those of steps in flight too; of a waiting one, about, those that the prefix cache has or
+  // gets from a prompt before it.
+  int32_t context = 0;
   int32_t missing = 0;  // tokens to compute before its next one is sampled; 1 where it decodes
   int32_t emitted = 0;  // tokens sampled so far, those of steps in flight too
   bool running = false;
@@ -42,6 +44,7 @@ struct SequenceState {
   double ttft_s = 0;  // target: arrival to first token
   double itl_s = 0;   // target: from token to token
   double due_s = 0;   // when the next token is due
+  double last_s = 0;  // when it had its last one, where there is one
 };
 
 struct StepState {

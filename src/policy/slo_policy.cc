@@ -20,11 +20,18 @@ struct Prefill {
   double due = 0;
   double target = 0;
   double arrival = 0;
-  double since = 0;  // it waits: its arrival, or where preemption stopped an answer, when that had its last token
+  // Its deadlines count from here: its arrival, or where preemption stopped an answer, when that needed its last token.
+  // One that is ahead of its pace is not late yet.
+  double since = 0;
+  double stopped = 0;  // its arrival, or when it had that token
   int32_t priority = 0;
   bool begun = false;  // an answer
   int rank = 0;        // which of its deadlines can be kept: the target, the second one, the longest wait; kLost: none
 };
+
+// Tokens in the KV cache that one takes that does not run: what the prefix cache has of it may be nobody's, and is room
+// as well then.
+int32_t room_of(const SequenceState& sequence) { return sequence.context + sequence.missing; }
 
 // How fast a level gets through prompts beside the sequences that decode.
 struct Pace {
@@ -219,7 +226,7 @@ void SloPolicy::rank(std::vector<Prefill>& prefills, const Pace& fastest, const 
   const auto by_due = [](const Prefill& a, const Prefill& b) { return a.due < b.due; };
   double before = 0;  // tokens of better ranks
   for (Prefill& prefill : prefills) {
-    if (!prefill.begun || now - prefill.since < options_.longest_pause_s) continue;
+    if (!prefill.begun || now - prefill.stopped < options_.longest_pause_s) continue;
     prefill.rank = kBeforeAll;
     before += prefill.tokens;
   }
@@ -294,7 +301,7 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
     decision->lost.push_back(prefill.sequence);
     count_lost(prefill.arrival);
     const SequenceState& sequence = state.sequences[prefill.sequence];
-    const bool fresh = !sequence.running && sequence.context == 0 && sequence.emitted == 0;
+    const bool fresh = !sequence.running && sequence.emitted == 0;
     if (options_.missed == SloOptions::Missed::kShed && fresh) decision->shed.push_back(prefill.sequence);
   }
   if (options_.missed == SloOptions::Missed::kAsTheyCome) {
@@ -393,15 +400,15 @@ void SloPolicy::hold_room(const StepState& state, const Demand& demand) {
   for (const Prefill& prefill : demand.prefills) {
     const SequenceState& sequence = state.sequences[prefill.sequence];
     if (sequence.running) continue;
-    still = still || (held_since_ && prefill.since == *held_since_);
-    if (sequence.missing <= demand.room || demand.running == 0) continue;
-    if (longest == nullptr || prefill.since < longest->since) longest = &prefill;
+    still = still || (held_since_ && prefill.stopped == *held_since_);
+    if (room_of(sequence) <= demand.room || demand.running == 0) continue;
+    if (longest == nullptr || prefill.stopped < longest->stopped) longest = &prefill;
   }
   if (!still) held_since_.reset();
   if (held_since_) held_at_ = state.now_s;
   if (held_since_ || longest == nullptr) return;
-  if (state.now_s - std::max(longest->since, held_at_) < options_.patience_s) return;
-  held_since_ = longest->since;
+  if (state.now_s - std::max(longest->stopped, held_at_) < options_.patience_s) return;
+  held_since_ = longest->stopped;
   held_at_ = state.now_s;
 }
 
@@ -417,8 +424,8 @@ void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double err
     const SequenceState& sequence = state.sequences[prefill.sequence];
     if (!sequence.running) {
       if (running >= state.max_sequences) continue;
-      if (held_since_ && !prefill.begun && prefill.since != *held_since_) continue;
-      if (sequence.missing > free_tokens && running > 0) continue;
+      if (held_since_ && !prefill.begun && prefill.stopped != *held_since_) continue;
+      if (room_of(sequence) > free_tokens && running > 0) continue;
     }
     // The pace is of prompts without anything in the cache; what attention to that adds counts here.
     int32_t count = std::min(room, prefill.tokens);
@@ -427,7 +434,7 @@ void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double err
     if (count < 1) break;
     if (!sequence.running) {
       ++running;
-      free_tokens -= prefill.tokens;
+      free_tokens -= room_of(sequence);
     }
     decision->chunks.push_back({prefill.sequence, count});
     work->add(count, sequence.context);
@@ -463,7 +470,8 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
     const bool begun = sequence.emitted > 0;
     const double since = begun ? std::min(state.now_s, sequence.due_s - sequence.itl_s) : sequence.arrival_s;
     demand.prefills.push_back({i, sequence.missing, begun ? since + sequence.ttft_s : sequence.due_s, sequence.ttft_s,
-                               sequence.arrival_s, since, sequence.priority, begun});
+                               sequence.arrival_s, since, begun ? sequence.last_s : sequence.arrival_s,
+                               sequence.priority, begun});
   }
   demand.room = state.free_tokens - demand.decodes.tokens;
   for (const Prefill& prefill : demand.prefills) {

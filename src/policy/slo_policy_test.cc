@@ -133,6 +133,7 @@ SequenceState preempted(int32_t tokens, double now, double ago) {
   state.emitted = 900;
   state.running = false;
   state.arrival_s = now - 45;
+  state.last_s = now - ago;
   return state;
 }
 
@@ -143,13 +144,16 @@ TEST(SloPolicy, APreemptedAnswerHasWaitedSinceItsLastToken) {
 }
 
 TEST(SloPolicy, AnAnswerThatStopsForLongGoesBeforeAllPrompts) {
-  const auto first = [](double ago) {
+  const auto first = [](double ago, double ahead) {
     std::vector<SequenceState> sequences(40, prompt(1000, 99.9, 0.5));  // more than can be in time
     sequences.push_back(preempted(4000, 100, ago));
+    sequences.back().due_s += ahead;
     return slo()->decide(state_of(sequences, 100)).chunks.front().sequence;
   };
-  EXPECT_NE(first(0.5), 40u);  // the longest, so given up before the others
-  EXPECT_EQ(first(2.5), 40u);
+  for (const double ahead : {0.0, 20.0}) {  // seconds by which it was faster than its target
+    EXPECT_NE(first(0.5, ahead), 40u);      // the longest, so given up before the others
+    EXPECT_EQ(first(2.5, ahead), 40u);
+  }
 }
 
 TEST(SloPolicy, LowerPriorityNumbersGoFirst) {
@@ -169,6 +173,22 @@ TEST(SloPolicy, PromptsWaitForRoomInTheCache) {
 }
 
 // Or shorter ones, which come and go, would keep it out for as long as they come.
+// A prefix that nobody uses is room for others until it is taken.
+TEST(SloPolicy, ACachedPromptNeedsRoomForAllOfIt) {
+  SequenceState cached = prompt(20, 0, 1);
+  cached.context = 480;
+  const std::vector<SequenceState> sequences = {decoding(100, 0.1), cached, prompt(60, 0, 1)};
+  StepState state = state_of(sequences, 0);
+  state.free_tokens = 400;
+  StepDecision decision = slo()->decide(state);
+  ASSERT_EQ(decision.chunks.size(), 2u);
+  EXPECT_EQ(decision.chunks[1].sequence, 2u);
+  state.free_tokens = 600;
+  decision = slo()->decide(state);
+  ASSERT_EQ(decision.chunks.size(), 3u);
+  EXPECT_EQ(decision.chunks[1].tokens, 20);
+}
+
 TEST(SloPolicy, RoomIsHeldForWhatHasWaitedLongOneAfterTheOther) {
   const auto policy = slo();
   std::vector<SequenceState> sequences;
@@ -197,6 +217,21 @@ TEST(SloPolicy, RoomIsHeldForWhatHasWaitedLongOneAfterTheOther) {
   EXPECT_EQ(admitted(64, 200), Set{});
   sequences = {decoding(600, 1), prompt(50, 0, 1)};  // it was cancelled
   EXPECT_EQ(admitted(65, 200), Set{1});
+}
+
+TEST(SloPolicy, RoomIsHeldForAnAnswerThatIsAheadOfItsPace) {
+  const auto policy = slo();
+  const auto admitted = [&](double now, double stopped) {
+    std::vector<SequenceState> sequences = {decoding(100, now + 1), preempted(500, now, now - stopped),
+                                            prompt(50, now, 1)};
+    sequences[1].due_s = 1000;
+    StepState state = state_of(sequences, now);
+    state.free_tokens = 200;
+    return policy->decide(state).chunks.size() - 1;
+  };
+  EXPECT_EQ(admitted(29, 0), 1u);
+  EXPECT_EQ(admitted(30, 0), 0u);
+  EXPECT_EQ(admitted(31, 0), 0u);
 }
 
 TEST(SloPolicy, NeedsTheLevelsThatItIsToChooseFrom) {

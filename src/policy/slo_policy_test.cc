@@ -172,7 +172,6 @@ TEST(SloPolicy, PromptsWaitForRoomInTheCache) {
   EXPECT_EQ(decision.chunks[1].sequence, 2u);
 }
 
-// Or shorter ones, which come and go, would keep it out for as long as they come.
 // A prefix that nobody uses is room for others until it is taken.
 TEST(SloPolicy, ACachedPromptNeedsRoomForAllOfIt) {
   SequenceState cached = prompt(20, 0, 1);
@@ -189,6 +188,7 @@ TEST(SloPolicy, ACachedPromptNeedsRoomForAllOfIt) {
   EXPECT_EQ(decision.chunks[1].tokens, 20);
 }
 
+// Or shorter ones, which come and go, would keep it out for as long as they come.
 TEST(SloPolicy, RoomIsHeldForWhatHasWaitedLongOneAfterTheOther) {
   const auto policy = slo();
   std::vector<SequenceState> sequences;

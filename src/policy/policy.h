@@ -120,7 +120,8 @@ class PrecisionPolicy {
 // "alternate:N": changes between FP16 and FP8 every N steps (for tests and demonstrations).
 // "graded:LOW:HIGH": FP16 up to LOW tokens in the step, then FP8 in a share of the weights that grows with the tokens
 // and reaches all of them at HIGH: as much precision as the load leaves room for. `fp8` says which FP8 arithmetic the
-// last three use.
-Result<std::unique_ptr<PrecisionPolicy>> parse_policy(std::string_view text, Precision fp8 = Precision::kFp8);
+// last three use. Where not `shares`, an error does not offer the last, which the caller then refuses.
+Result<std::unique_ptr<PrecisionPolicy>> parse_policy(std::string_view text, Precision fp8 = Precision::kFp8,
+                                                      bool shares = true);
 
 }  // namespace nfp

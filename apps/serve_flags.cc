@@ -24,7 +24,8 @@ std::string trimmed(const std::string& text) {
 // Keys are separated by commas in the environment and by line ends in a file.
 Status add_api_keys(const std::string& path, std::vector<std::string>* keys) {
   for (std::string& key : *keys) key = trimmed(key);
-  if (const char* given = std::getenv("NESTEDFP_API_KEY"); given != nullptr && *given != '\0') {
+  const char* const given = std::getenv("NESTEDFP_API_KEY");
+  if (given != nullptr) {
     std::istringstream list(given);
     for (std::string key; std::getline(list, key, ',');) keys->push_back(trimmed(key));
   }
@@ -40,6 +41,10 @@ Status add_api_keys(const std::string& path, std::vector<std::string>* keys) {
   }
   for (const std::string& key : *keys) {
     if (key.empty()) return error(ErrorCode::kUsage, "an API key is empty; see --api-key and NESTEDFP_API_KEY");
+  }
+  // Empty it is no key, as in vLLM; it may also be a secret that was not mounted.
+  if (given != nullptr && keys->empty()) {
+    log::warn("NESTEDFP_API_KEY is set but empty: no key is asked for; unset it if that is meant");
   }
   return ok_status();
 }

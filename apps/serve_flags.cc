@@ -294,6 +294,30 @@ Result<std::optional<StepTable>> ServeFlags::given_step_times() const {
   return std::optional<StepTable>(std::move(table).value());
 }
 
+void ServeFlags::warn_of_other_step_times(const StepTable& table, const LoadedModel& loaded) const {
+  const auto bytes = static_cast<int64_t>(loaded.model->weight_bytes());
+  const std::string here = loaded.backend->info().device;
+  const std::string_view kv = name_of(engine.kv_dtype);
+  const Precision fp8 = computed_precision(*loaded.backend, engine.fp8);
+  const auto is_fp8 = [](const StepLevel& level) { return !is_exact(level.precision); };
+  const auto known = std::find_if(table.levels.begin(), table.levels.end(), is_fp8);
+  const bool other =
+      known != table.levels.end() && std::none_of(table.levels.begin(), table.levels.end(),
+                                                  [&](const StepLevel& level) { return level.precision == fp8; });
+  const auto warn = [&](std::string_view what, std::string_view has, std::string_view serves) {
+    log::warn("--step-times {}: was measured with the {} {}, and this is {}: times that it predicts may be far off",
+              step_times, what, has, serves);
+  };
+  // By their size: a model has a name for each of its paths.
+  if (table.weight_bytes != bytes) {
+    warn("model", fmt::format("{} ({} bytes)", table.model, table.weight_bytes),
+         fmt::format("{} ({} bytes)", loaded.name, bytes));
+  }
+  if (table.device != here) warn("device", table.device, here);
+  if (table.kv_dtype != kv) warn("KV cache", table.kv_dtype, kv);
+  if (other) warn("precision", name_of(known->precision), name_of(fp8));
+}
+
 Result<StepTable> ServeFlags::load_step_times(LoadedModel& loaded) const {
   StartStepsOptions options;
   options.engine = engine;

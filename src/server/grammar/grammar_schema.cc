@@ -115,7 +115,7 @@ std::string safe_pattern(std::string_view pattern) {
 
 // xgrammar looks for the parts of a reference as they are written, and in objects only. So escapes give way to what
 // they mean, and what is in a list, or has a slash in its name, moves to where it can be found and leaves a reference
-// to it.
+// to it; and what is beside others by their patterns, which the Rewriter writes anew.
 class References {
  public:
   explicit References(Json& root) : root_(root) {
@@ -157,6 +157,7 @@ class References {
     const Json* at = &root_;
     for (const std::string& part : *parts) {
       hidden = hidden || at->is_array() || part.empty() || part.find('/') != std::string::npos;
+      hidden = hidden || part == "patternProperties";
       at = find_part(*at, part);
       if (at == nullptr) return reference;  // is refused
       plain += '/' + part;

@@ -399,6 +399,12 @@ TEST_F(GrammarTest, ReferencesAreJsonPointers) {
        R"({"a/b": 1, "c": 1})"},
       {R"({"anyOf":[{"const":1},{"type":"array","items":{"$ref":"#/anyOf/1"},"maxItems":1},{"$ref":"#/anyOf/0"}]})",
        "[[]]"},
+      {R"({"type":"array","items":{"$ref":"#/$defs/named/patternProperties/%5Ea%3Fb$"},"minItems":1,"maxItems":1,)"
+       R"("$defs":{"named":{"type":"object","patternProperties":{"^a?b$":{"const":1}}}}})",
+       "[1]"},
+      {R"({"type":"array","items":{"$ref":"#/$defs/named/patternProperties/^ü$/anyOf/1"},"minItems":1,"maxItems":1,)"
+       R"("$defs":{"named":{"type":"object","patternProperties":{"^ü$":{"anyOf":[{"const":2},{"const":1}]}}}}})",
+       "[1]"},
   };
   for (const auto& [schema, good] : cases) {
     EXPECT_TRUE(unenforced_keywords(Json::parse(schema)).empty()) << schema;

@@ -284,7 +284,8 @@ MaybeError Generation::submit_all() {
     if (sampling.seed) *sampling.seed += static_cast<uint64_t>(choice.sample);
     sampling.logprobs = request_.wants_logprobs || request_.best_of > request_.n;
     sampling.top_logprobs = request_.wants_logprobs ? request_.top_logprobs : 0;
-    sampling.prompt_logprobs = request_.prompt_logprobs;
+    // For all of a prompt's choices; respond_whole() gives them to the others.
+    if (choice.sample == 0) sampling.prompt_logprobs = request_.prompt_logprobs;
     if (request_.echo && request_.wants_logprobs) {
       sampling.prompt_logprobs = std::max(request_.top_logprobs, request_.prompt_logprobs.value_or(0));
     }
@@ -471,6 +472,11 @@ void Generation::finish_stream() {
 }
 
 void Generation::respond_whole() {
+  for (Choice& choice : choices_) {
+    if (choice.prompt_logprobs.empty()) {
+      choice.prompt_logprobs = choices_[choice.prompt * static_cast<size_t>(request_.best_of)].prompt_logprobs;
+    }
+  }
   std::vector<const Choice*> shown;
   for (const Choice& choice : choices_) shown.push_back(&choice);
   const auto n = static_cast<size_t>(request_.n);

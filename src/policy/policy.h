@@ -80,6 +80,7 @@ struct StepDecision {
   std::vector<StepChunk> chunks;            // the most urgent first, no sequence twice; may be empty
   std::vector<size_t> lost;                 // sequences whose deadline cannot be kept, whatever is done
   std::vector<size_t> shed;                 // of these, waiting ones that are to be refused
+  std::vector<size_t> hopeless;             // of these, those that would be late alone, too
   double busy_s = 0;                        // until the prompts that are there are done, about
   double predicted_s = 0;                   // how long the step takes; 0 = not known
   LevelChange change = LevelChange::kNone;  // from the last decision

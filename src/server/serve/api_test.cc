@@ -581,6 +581,18 @@ TEST_F(ApiTest, KeysOriginsAndRequestIds) {
   EXPECT_EQ(send("OPTIONS", "/v1/completions", "", {{"Origin", "https://a.example"}})->head.status, 204);
 }
 
+TEST(ApiErrors, WhereTryingAgainIsNoUseThereIsNoTime) {
+  const auto retry_after = [](const ApiError& error) -> std::string {
+    for (const http::Header& header : error_response(error).headers) {
+      if (header.name == "Retry-After") return header.value;
+    }
+    return "none";
+  };
+  EXPECT_EQ(retry_after({429, "busy", "", ""}), "1");
+  EXPECT_EQ(retry_after({429, "too long", "", "slo_unattainable", 0}), "none");
+  EXPECT_EQ(retry_after({400, "wrong", "", ""}), "none");
+}
+
 TEST_F(ApiTest, AFullQueueIs429) {
   start({}, /*max_queue=*/2, {4096, std::chrono::milliseconds(20), {}});
   std::vector<std::shared_ptr<FakeExchange>> sent;

@@ -333,9 +333,10 @@ void Generation::on_output(size_t index, RequestOutput output) {
   Choice& choice = choices_[index];
   if (output.finish == FinishReason::kError || output.finish == FinishReason::kCancelled) {
     ApiError failure = from_engine(Error{output.error_code, output.error});
-    if (output.retry_after_s > 0) {
+    if (output.shed) {
       failure.code = "slo_unattainable";
-      failure.retry_after_s = static_cast<int>(std::clamp(std::ceil(output.retry_after_s), 1.0, 600.0));
+      const double seconds = output.retry_after_s;
+      failure.retry_after_s = seconds > 0 ? static_cast<int>(std::clamp(std::ceil(seconds), 1.0, 600.0)) : 0;
     }
     if (output.finish == FinishReason::kCancelled) {
       failure = ApiError{503, "the request was cancelled because the server is shutting down", "", ""};

@@ -114,10 +114,9 @@ void ServeFlags::add_precision(CLI::App& app) {
                      "wanted mean time between tokens; unless given, at least 3 times that of a request alone")
           ->check(CLI::Range(0.1, 86'400'000.0))
           ->capture_default_str();
-  app.add_option(
-         "--slo-missed", slo_missed,
-         "requests whose first token cannot be in time: last (behind all others), shed (429 with Retry-After) or "
-         "as-they-come")
+  app.add_option("--slo-missed", slo_missed,
+                 "requests whose first token cannot be in time: last (behind all others), shed (429) or "
+                 "as-they-come")
       ->check(CLI::IsMember({"last", "shed", "as-they-come"}))
       ->capture_default_str();
   app.add_option("--step-times", step_times,

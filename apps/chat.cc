@@ -57,7 +57,7 @@ bool command(const std::string& line, ChatSession& session, Engine& engine, cons
   } else if (verb == "/stats") {
     print_stats(engine, loaded, last);
   } else if (verb == "/precision") {
-    auto policy = parse_policy(rest, fp8);
+    auto policy = parse_policy(rest, fp8, /*shares=*/false);
     if (policy.ok() && (*policy)->needs_sensitivity()) {
       fmt::print("policy {} needs an order of sensitivity, which only nestedfp serve loads\n", (*policy)->name());
     } else if (policy.ok()) {

@@ -72,12 +72,21 @@ Status run(EvaluateFlags flags) {
   flags.options.threads = flags.model.threads;
   flags.options.activations = !flags.no_activations;
   if (flags.model.calibrate != "none") {
+    const bool plain = wants_weights(flags.options, kCalibratedForm);
+    const bool smoothed = flags.model.calibrate_smooth && wants_weights(flags.options, kSmoothedForm);
+    if (plain || smoothed) {
+      flags.model.warn_of_calibration_text(flags.options.text);
+    } else {
+      log::warn("--calibrate: nothing is calibrated, as --forms asks for no form that would be");
+    }
     ProgressBar bar;
     CalibrationOptions calibration = flags.model.calibration_options();
     calibration.progress = bar.callback();
     calibration.smooth = false;
-    NFP_ASSIGN_OR_RETURN(flags.options.calibration, calibrate(flags.model.model, calibration));
-    if (flags.model.calibrate_smooth) {
+    if (plain) {
+      NFP_ASSIGN_OR_RETURN(flags.options.calibration, calibrate(flags.model.model, calibration));
+    }
+    if (smoothed) {
       calibration.smooth = true;
       calibration.measure_sensitivity = false;
       NFP_ASSIGN_OR_RETURN(flags.options.smoothed, calibrate(flags.model.model, calibration));

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "backend/devices/devices.h"
+#include "base/log.h"
 #include "base/mapped_file.h"
 #include "base/stop_signals.h"
 #include "eval/baselines.h"
@@ -155,6 +156,15 @@ Status ModelFlags::check_calibration() const {
   if (calibrate != "none" || flag.empty()) return ok_status();
   return error(ErrorCode::kUsage,
                "{} says how to calibrate, and nothing is calibrated; add --calibrate self or a text file", flag);
+}
+
+void ModelFlags::warn_of_calibration_text(std::string_view text) const {
+  if (calibrate == "none" || calibrate == kSelfText) return;
+  const auto calibrated = read_text_file(calibrate);
+  if (!calibrated.ok() || *calibrated != text) return;
+  log::warn(
+      "--calibrate and --file are the same text: FP8 is closer to FP16 on it than on any other; calibrate on other "
+      "text, or with self");
 }
 
 Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_sensitivity, int32_t context,

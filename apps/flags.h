@@ -58,6 +58,8 @@ struct ModelFlags {
   CalibrationOptions calibration_options() const;
   // The first flag that was given beside --calibrate and says how; empty = none.
   std::string calibration_flag() const;
+  // Warns where `text`, which figures are measured on, is what is calibrated on, too.
+  void warn_of_calibration_text(std::string_view text) const;
   // Error: flags that say how to calibrate, where it is not done.
   Status check_calibration() const;
   Precision precision_value() const { return *precision_from_name(precision); }

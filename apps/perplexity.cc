@@ -67,6 +67,7 @@ Status run(const PerplexityFlags& flags) {
   PerplexityOptions options = flags.options;
   options.ctx = ctx;
   NFP_RETURN_IF_ERROR(check_perplexity(known.config.vocab, tokens, options));
+  flags.model.warn_of_calibration_text(text);
   NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load(false, ctx, ctx_flag));
   options.precision = flags.model.precision_value();
   options.kv_dtype = flags.model.kv_dtype_value();

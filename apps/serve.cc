@@ -122,6 +122,7 @@ Status run(ServeFlags& flags) {
   took.weights = lap();
   log::say("weights    {} bytes in after {:.2f} s\n", loaded->model->weight_bytes(), took.weights);
   if (flags.precision == "auto") flags.engine.fp8 = loaded->backend->fastest_fp8();
+  if (steps) flags.warn_of_other_step_times(*steps, *loaded);
   if (flags.plans()) {
     if (!steps) {
       NFP_ASSIGN_OR_RETURN(steps, flags.load_step_times(*loaded));

@@ -24,7 +24,8 @@ std::string trimmed(const std::string& text) {
 // Keys are separated by commas in the environment and by line ends in a file.
 Status add_api_keys(const std::string& path, std::vector<std::string>* keys) {
   for (std::string& key : *keys) key = trimmed(key);
-  if (const char* given = std::getenv("NESTEDFP_API_KEY"); given != nullptr && *given != '\0') {
+  const char* const given = std::getenv("NESTEDFP_API_KEY");
+  if (given != nullptr) {
     std::istringstream list(given);
     for (std::string key; std::getline(list, key, ',');) keys->push_back(trimmed(key));
   }
@@ -40,6 +41,10 @@ Status add_api_keys(const std::string& path, std::vector<std::string>* keys) {
   }
   for (const std::string& key : *keys) {
     if (key.empty()) return error(ErrorCode::kUsage, "an API key is empty; see --api-key and NESTEDFP_API_KEY");
+  }
+  // Empty it is no key, as in vLLM; it may also be a secret that was not mounted.
+  if (given != nullptr && keys->empty()) {
+    log::warn("NESTEDFP_API_KEY is set but empty: no key is asked for; unset it if that is meant");
   }
   return ok_status();
 }
@@ -287,6 +292,30 @@ Result<std::optional<StepTable>> ServeFlags::given_step_times() const {
   auto table = parse_step_table(*text, step_times);
   if (!table.ok()) return named(table.error());
   return std::optional<StepTable>(std::move(table).value());
+}
+
+void ServeFlags::warn_of_other_step_times(const StepTable& table, const LoadedModel& loaded) const {
+  const auto bytes = static_cast<int64_t>(loaded.model->weight_bytes());
+  const std::string here = loaded.backend->info().device;
+  const std::string_view kv = name_of(engine.kv_dtype);
+  const Precision fp8 = computed_precision(*loaded.backend, engine.fp8);
+  const auto is_fp8 = [](const StepLevel& level) { return !is_exact(level.precision); };
+  const auto known = std::find_if(table.levels.begin(), table.levels.end(), is_fp8);
+  const bool other =
+      known != table.levels.end() && std::none_of(table.levels.begin(), table.levels.end(),
+                                                  [&](const StepLevel& level) { return level.precision == fp8; });
+  const auto warn = [&](std::string_view what, std::string_view has, std::string_view serves) {
+    log::warn("--step-times {}: was measured with the {} {}, and this is {}: times that it predicts may be far off",
+              step_times, what, has, serves);
+  };
+  // By their size: a model has a name for each of its paths.
+  if (table.weight_bytes != bytes) {
+    warn("model", fmt::format("{} ({} bytes)", table.model, table.weight_bytes),
+         fmt::format("{} ({} bytes)", loaded.name, bytes));
+  }
+  if (table.device != here) warn("device", table.device, here);
+  if (table.kv_dtype != kv) warn("KV cache", table.kv_dtype, kv);
+  if (other) warn("precision", name_of(known->precision), name_of(fp8));
 }
 
 Result<StepTable> ServeFlags::load_step_times(LoadedModel& loaded) const {

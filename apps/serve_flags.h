@@ -65,6 +65,8 @@ struct ServeFlags {
   Result<std::unique_ptr<PrecisionPolicy>> make_policy() const;
   // The step times of --step-times, if it is given. Errors name the flag.
   Result<std::optional<StepTable>> given_step_times() const;
+  // Warns where they were measured with another model, device, KV cache or FP8 than what is served.
+  void warn_of_other_step_times(const StepTable& table, const LoadedModel& loaded) const;
   // Those of the cache folder, measured where there are none.
   Result<StepTable> load_step_times(LoadedModel& loaded) const;
   Result<std::unique_ptr<PrecisionPolicy>> make_slo_policy(const StepTable& table) const;

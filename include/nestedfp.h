@@ -148,7 +148,7 @@ typedef struct nfp_weight {
   const uint8_t* upper;   /* device, packed, 16-byte aligned */
   const uint8_t* lower;   /* device, likewise; NULL: only FP8 can be run */
   const float* row_scale; /* device [n]; NULL: all 1 */
-  int64_t n;
+  int64_t n;              /* n and k, and a product's m: 1 to 2^30 */
   int64_t k;
   nfp_join_kind join;
 } nfp_weight;

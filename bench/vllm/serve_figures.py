@@ -5,7 +5,8 @@ The engines are processes that start together and stay; each measures alone, in 
 JSON object a line, and writes them to FILE. Weights are vLLM's dummy ones (--load-format dummy).
 
 Where a GPU has no room for all of them (a large model and many requests): --engines ENGINE --kv-gib 0 measures one, which
-then takes nine tenths of the GPU, and serve_ratios.py FILE... puts such files together.
+then takes nine tenths of the GPU, and serve_ratios.py FILE... puts such files together. An engine alone ends one mode's
+repeats before the next mode's.
 
 --start-only cold,warm starts each engine of --engines alone, one after the other, with an empty compile cache and again
 with what it left there, and measures only that and how many kernels each start compiled (new_kernels). The first start
@@ -262,15 +263,18 @@ def main() -> None:
             emit(event="left out", what=what, batch=batch, tokens=tokens)
             return
         found: dict[str, list[float]] = {mode: [] for mode in modes}
-        for repeat in range(repeats + 1):
-            for mode, (engine, tier) in modes.items():
-                if not repeat:  # warms up
-                    engine.ask(batch=min(batch, most_to_warm), tokens=tokens, answer=min(answer, 8), tier=tier)
-                else:
-                    got = engine.ask(batch=batch, tokens=tokens, answer=answer, tier=tier, steps=steps)
-                    found[mode].append(value(got))
-                    if steps:
-                        emit(event="steps", mode=mode, batch=batch, tokens=tokens, answer=answer, steps_ms=got["steps_ms"])
+        turns = [(repeat, mode) for repeat in range(repeats + 1) for mode in modes]
+        if len(alive) == 1:  # as a stock engine alone, which has one mode: FP8 behind FP16 finds a GPU out of power
+            turns.sort(key=lambda turn: list(modes).index(turn[1]))
+        for repeat, mode in turns:
+            engine, tier = modes[mode]
+            if not repeat:  # warms up
+                engine.ask(batch=min(batch, most_to_warm), tokens=tokens, answer=min(answer, 8), tier=tier)
+                continue
+            got = engine.ask(batch=batch, tokens=tokens, answer=answer, tier=tier, steps=steps)
+            found[mode].append(value(got))
+            if steps:
+                emit(event="steps", mode=mode, batch=batch, tokens=tokens, answer=answer, steps_ms=got["steps_ms"])
         medians = {mode: round(statistics.median(values), 3) for mode, values in found.items()}
         ratios = {}
         for mode in ("fp16", "fp8"):

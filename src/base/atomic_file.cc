@@ -55,7 +55,9 @@ Result<AtomicFile> AtomicFile::create_output(const std::string& path) {
     if (is_mount_point(path)) {
       return error(ErrorCode::kIo, "{}: is a mount point, which cannot be replaced; name a file in a directory", path);
     }
-    return create(code ? path : target.string());  // a link that leads nowhere is replaced itself
+    const std::string replaced = code ? path : target.string();  // a link that leads nowhere is replaced itself
+    warn_of_leftovers(replaced);
+    return create(replaced);
   }
   AtomicFile file;
   file.path_ = path;

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -131,6 +133,27 @@ TEST_F(Files, NobodyCanPrepareATemporarysName) {
   ASSERT_TRUE(write_file(dir_ + "/d", "new").ok());
   EXPECT_EQ(std::filesystem::file_size(dir_ + "/precious"), 4u);
   EXPECT_NE(temporary_suffix(), temporary_suffix());
+}
+
+TEST_F(Files, WhatAKilledProcessLeftIsToldOfOnceAndStays) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  const std::string left = fmt::format("{}/a.tmp-{}-0123456789abcdef", dir_, child);
+  std::filesystem::create_directory(left);
+  ASSERT_TRUE(write_file(left + "/weights", std::string(2'500'000, 'x')).ok());
+  // Of this process, which runs; of another output; no temporaries.
+  for (const std::string& other :
+       {"a" + temporary_suffix(), fmt::format("b.tmp-{}-0123456789abcdef", child), fmt::format("a.tmp-{}", child),
+        fmt::format("a.{}", child), std::string("a.tmp-x-0123456789abcdef")}) {
+    ASSERT_TRUE(write_file(dir_ + "/" + other, "x").ok());
+  }
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(AtomicFile::create_output(dir_ + "/a").ok());
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(told.find(left + ": 2.5 MB"), std::string::npos) << told;
+  EXPECT_EQ(std::count(told.begin(), told.end(), '\n'), 1) << told;
+  EXPECT_TRUE(std::filesystem::exists(left + "/weights"));
 }
 
 TEST_F(Files, APrivateFileIsReadByItsOwnerOnly) {

@@ -1,14 +1,21 @@
 #include "base/temporary_path.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <charconv>
+#include <cstdint>
 #include <filesystem>
 #include <mutex>
 #include <random>
 #include <set>
+#include <string_view>
 #include <system_error>
 #include <utility>
+
+#include "base/log.h"
 
 namespace nfp {
 namespace {
@@ -16,12 +23,36 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::multiset<std::string> names;
+  std::set<std::string> told;  // leftovers
 };
 
 // Never destroyed: objects of static storage may still hold a path at exit.
 Registry& registry() {
   static auto* const all = new Registry;
   return *all;
+}
+
+constexpr std::string_view kMark = ".tmp-";
+
+// Whether what follows the mark in a temporary's name begins with the number of a process that is no more.
+bool is_of_the_dead(std::string_view suffix) {
+  pid_t process = 0;
+  const auto [end, code] = std::from_chars(suffix.data(), suffix.data() + suffix.size(), process);
+  if (code != std::errc() || process <= 0 || end == suffix.data() + suffix.size() || *end != '-') return false;
+  return ::kill(process, 0) != 0 && errno == ESRCH;
+}
+
+uint64_t bytes_in(const std::filesystem::path& path) {
+  namespace fs = std::filesystem;
+  std::error_code code;
+  if (!fs::is_directory(fs::symlink_status(path, code))) {
+    const auto bytes = fs::file_size(path, code);
+    return code ? 0 : bytes;
+  }
+  uint64_t bytes = 0;
+  for (fs::directory_iterator at(path, code), end; !code && at != end; at.increment(code))
+    bytes += bytes_in(at->path());
+  return bytes;
 }
 
 void remove(const std::string& name) {
@@ -64,7 +95,25 @@ void TemporaryPath::release() {
 
 std::string temporary_suffix() {
   std::random_device source;
-  return fmt::format(".tmp-{}-{:08x}{:08x}", ::getpid(), source(), source());
+  return fmt::format("{}{}-{:08x}{:08x}", kMark, ::getpid(), source(), source());
+}
+
+void warn_of_leftovers(const std::string& path) {
+  namespace fs = std::filesystem;
+  const fs::path place(path);
+  const std::string begin = place.filename().string() + std::string(kMark);
+  std::error_code code;
+  for (fs::directory_iterator at(place.has_parent_path() ? place.parent_path() : ".", code), end; !code && at != end;
+       at.increment(code)) {
+    const std::string name = at->path().filename().string();
+    if (!name.starts_with(begin) || !is_of_the_dead(std::string_view(name).substr(begin.size()))) continue;
+    {
+      const std::lock_guard lock(registry().mutex);
+      if (!registry().told.insert(at->path().string()).second) continue;
+    }
+    log::warn("{}: {:.1f} MB that a process left which was killed while it wrote; remove it where nothing needs it",
+              at->path().string(), static_cast<double>(bytes_in(at->path())) / 1e6);
+  }
 }
 
 void remove_all_temporaries() {

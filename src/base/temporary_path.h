@@ -33,6 +33,10 @@ class TemporaryPath {
 // What distinguishes a temporary's name from that of its place: ".tmp-", the process and 16 random hexadecimal digits.
 std::string temporary_suffix();
 
+// Tells, once, of temporaries of the output `path` that processes left which were killed: they may be as large as what
+// was to be written. They stay: whose they are is for a person to say.
+void warn_of_leftovers(const std::string& path);
+
 // Removes what all of them name. From then on whoever would make or end one waits: only for the way out of the process.
 void remove_all_temporaries();
 

@@ -94,7 +94,9 @@ Result<std::string> scratch_folder(const std::string& given) {
 
 // Of FP16's distributions.
 std::string base_path(const std::string& folder) {
-  return (std::filesystem::path(folder) / ("nestedfp-evaluate" + temporary_suffix())).string();
+  const std::string place = (std::filesystem::path(folder) / "nestedfp-evaluate").string();
+  warn_of_leftovers(place);
+  return place + temporary_suffix();
 }
 
 // As reports have it.
@@ -103,7 +105,16 @@ std::string describe(const StoredCalibration& c) {
                      c.rule, c.compensated ? ", compensated" : "", c.smoothed ? ", smoothed" : "");
 }
 
+constexpr const char* kPlain = "16/32 bit";
 constexpr const char* kPerToken = "E4M3, a scale a token";
+constexpr const char* kDelayed = "E4M3, delayed";
+constexpr double kStaticShares[] = {0.999, 0.9999, 0.99999, 1.0};
+std::string static_scale(double share) { return fmt::format("E4M3, static {:g} %", 100 * share); }
+
+std::string form_name(std::string_view weights, double share, std::string_view activations) {
+  return fmt::format("{}, {:.0f} % in FP8, activations {}", weights, 100 * share, activations);
+}
+
 constexpr size_t kRangeChunks = 8;  // that static scales are measured on
 
 // Runs the forms one after the other; only one model is in memory at a time.
@@ -116,12 +127,12 @@ class Evaluator {
     const bool calibrated = options_.calibration.has_value();
     {
       NFP_RETURN_IF_ERROR(open(calibrated ? options_.calibration->filter() : MatrixFilter()));
-      const std::string weights = "calibrated";
+      const std::string weights(kCalibratedForm);
       NFP_RETURN_IF_ERROR(load_once());
-      if (const auto stored = stored_calibration(*loaded_->source); stored && !calibrated) {
+      if (const auto stored = stored_calibration(*loaded_->source); stored && !calibrated && !options_.smoothed) {
         out.calibration = describe(*stored);
       }
-      NFP_RETURN_IF_ERROR(add(out, "FP16", Precision::kFp16, 0.0, "16/32 bit"));
+      NFP_RETURN_IF_ERROR(add(out, "FP16", Precision::kFp16, 0.0, kPlain));
       if (calibrated || stored_) {
         NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8, 1.0));
         NFP_RETURN_IF_ERROR(add_activations(out, weights));
@@ -132,7 +143,7 @@ class Evaluator {
     }
     if (options_.smoothed) {
       NFP_RETURN_IF_ERROR(open(options_.smoothed->filter(), options_.smoothed->scalings));
-      const std::string weights = "smoothed";
+      const std::string weights(kSmoothedForm);
       NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8, 1.0));
       NFP_RETURN_IF_ERROR(add_activations(out, weights));
       NFP_RETURN_IF_ERROR(add_scalings(out, weights));
@@ -181,8 +192,8 @@ class Evaluator {
   }
 
   Status add(Evaluation& out, const std::string& weights, Precision precision, double share,
-             const std::string& activations = "16/32 bit", ActivationRounder* rounder = nullptr) {
-    const std::string form = fmt::format("{}, {:.0f} % in FP8, activations {}", weights, 100 * share, activations);
+             const std::string& activations = kPlain, ActivationRounder* rounder = nullptr) {
+    const std::string form = form_name(weights, share, activations);
     bool wanted = is_exact(precision) || options_.forms.empty();
     for (const std::string& part : options_.forms) {
       if (form.find(part) == std::string::npos) continue;
@@ -224,13 +235,12 @@ class Evaluator {
       text.emplace_back(end - static_cast<std::ptrdiff_t>(ctx), end);
     }
     NFP_ASSIGN_OR_RETURN(const ActivationRanges ranges, measure_ranges(*loaded_->model, text));
-    for (double share : {0.999, 0.9999, 0.99999, 1.0}) {
+    for (const double share : kStaticShares) {
       ActivationRounder rounder(*loaded_->backend, ActivationScaling::kStatic, ranges, share);
-      const std::string name = fmt::format("E4M3, static {:g} %", 100 * share);
-      NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8, 1.0, name, &rounder));
+      NFP_RETURN_IF_ERROR(add(out, weights, Precision::kFp8, 1.0, static_scale(share), &rounder));
     }
     ActivationRounder rounder(*loaded_->backend, ActivationScaling::kDelayed, ranges, 1.0);
-    return add(out, weights, Precision::kFp8, 1.0, "E4M3, delayed", &rounder);
+    return add(out, weights, Precision::kFp8, 1.0, kDelayed, &rounder);
   }
 
   Status add_shares(Evaluation& out, const std::string& weights) {
@@ -291,13 +301,30 @@ Status check_evaluation(const ModelOutline& model, const EvaluateOptions& option
   return checked;
 }
 
+bool wants_weights(const EvaluateOptions& options, std::string_view weights) {
+  if (options.forms.empty()) return true;
+  std::vector<std::string> activations = {kPlain};
+  if (options.activations) {
+    activations.insert(activations.end(), {kPerToken, kDelayed});
+    for (const double share : kStaticShares) activations.push_back(static_scale(share));
+  }
+  for (const std::string& one : activations) {
+    for (int percent = 0; percent <= 100; ++percent) {
+      const std::string form = form_name(weights, percent / 100.0, one);
+      const auto names = [&](const std::string& part) { return form.find(part) != std::string::npos; };
+      if (std::any_of(options.forms.begin(), options.forms.end(), names)) return true;
+    }
+  }
+  return false;
+}
+
 Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& options) {
   Evaluation evaluation;
   evaluation.model = model;
   evaluation.file = options.file;
   evaluation.ctx = options.ctx;
-  if (options.calibration) {
-    const Calibration& c = *options.calibration;
+  if (const auto& made = options.calibration ? options.calibration : options.smoothed) {
+    const Calibration& c = *made;
     evaluation.calibration = describe({.rule = c.rule == UpperRule::kFree ? "free" : "restricted",
                                        .compensated = c.compensated,
                                        .smoothed = c.scalings != nullptr,

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -68,6 +69,12 @@ struct Evaluation {
 // What evaluate() would find wrong without the weights, worth asking before calibrating: a text shorter than one chunk,
 // a scratch folder that cannot be used or has no room.
 Status check_evaluation(const ModelOutline& model, const EvaluateOptions& options);
+
+// The weights of the forms that are of EvaluateOptions::calibration and smoothed.
+inline constexpr std::string_view kCalibratedForm = "calibrated", kSmoothedForm = "smoothed";
+
+// Whether `options` may ask for a form of these weights. Shares that will be reached are not known before: any may be.
+bool wants_weights(const EvaluateOptions& options, std::string_view weights);
 
 Result<Evaluation> evaluate(const std::string& model, const EvaluateOptions& options);
 

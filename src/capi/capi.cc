@@ -227,7 +227,7 @@ nfp_status nfp_pack(const uint8_t* bytes, int64_t n, int64_t k, nfp_plane plane,
 nfp_status nfp_policy_create(const char* text, nfp_policy** policy) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(text != nullptr && policy != nullptr, "nfp_policy_create: a pointer is null");
-    auto made = nfp::parse_policy(text, nfp::Precision::kFp8W8A8);
+    auto made = nfp::parse_policy(text, nfp::Precision::kFp8W8A8, /*shares=*/false);
     if (!made.ok()) return fail(made.error());
     if (made.value()->needs_sensitivity()) {
       return fail(NFP_UNSUPPORTED, fmt::format("precision policy '{}': a share of the layers is not to be had through "

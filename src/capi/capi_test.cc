@@ -153,6 +153,7 @@ TEST(CApi, PoliciesDecideByLoad) {
   nfp_policy_destroy(policy);
   EXPECT_EQ(nfp_policy_create("sometimes", &policy), NFP_USAGE);
   EXPECT_NE(std::string(nfp_last_error()).find("threshold:TOKENS"), std::string::npos);
+  EXPECT_EQ(std::string(nfp_last_error()).find("graded"), std::string::npos);  // is refused here
 }
 
 TEST(CApi, WrongArgumentsAreRefusedByName) {

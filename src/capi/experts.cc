@@ -16,6 +16,7 @@ using nfp::ExpertRoutes;
 using nfp::capi::complete;
 using nfp::capi::done;
 using nfp::capi::guarded;
+using nfp::capi::is_one_of;
 using namespace nfp::cuda;
 
 namespace {
@@ -233,6 +234,8 @@ nfp_status nfp_experts_create(nfp_gpu* gpu, int32_t experts, const nfp_expert_st
       NFP_CAPI_REQUIRE(stack->bytes != nullptr && aligned(stack->bytes, 16),
                        "nfp_experts_create: {}->bytes is null or not 16-byte aligned",
                        stack == down ? "down" : "gate_up");
+      NFP_CAPI_REQUIRE(is_one_of(stack->join, 2), "nfp_experts_create: {}->join is unknown",
+                       stack == down ? "down" : "gate_up");
     }
     auto layer = std::make_unique<nfp_experts>();
     layer->context = gpu->context;
@@ -250,7 +253,7 @@ nfp_status nfp_experts_create(nfp_gpu* gpu, int32_t experts, const nfp_expert_st
 void nfp_experts_destroy(nfp_experts* experts) { delete experts; }
 
 size_t nfp_experts_scratch_bytes(const nfp_experts* experts, int64_t rows, int32_t top) {
-  return experts == nullptr || rows <= 0 || top <= 0 ? 0 : experts->scratch(rows, top).bytes;
+  return experts == nullptr || top <= 0 || rows <= 0 || rows > INT32_MAX / top ? 0 : experts->scratch(rows, top).bytes;
 }
 
 nfp_status nfp_experts_run(nfp_experts* experts, const nfp_experts_call* c, nfp_stream stream) {

@@ -323,6 +323,8 @@ TEST_F(CApiExperts, WrongArgumentsAreRefusedByName) {
   refused("[2 * intermediate, hidden]");
   a.bytes += 8;
   refused("gate_up->bytes");
+  b.join = static_cast<nfp_join_kind>(2);
+  refused("down->join is unknown");
   EXPECT_EQ(nfp_experts_create(gpu_.get(), 513, &a, &b, NFP_SILU, &made), NFP_USAGE);
   ASSERT_EQ(nfp_experts_create(gpu_.get(), 2, &a, &b, NFP_SILU, &made), NFP_OK);
   nfp_experts_call call{};
@@ -332,6 +334,8 @@ TEST_F(CApiExperts, WrongArgumentsAreRefusedByName) {
   EXPECT_EQ(nfp_experts_run(made, &call, nullptr), NFP_USAGE);
   EXPECT_NE(std::string(nfp_last_error()).find("top"), std::string::npos);
   EXPECT_EQ(nfp_experts_scratch_bytes(nullptr, 1, 1), 0u);
+  EXPECT_GT(nfp_experts_scratch_bytes(made, 1, 2), 0u);
+  EXPECT_EQ(nfp_experts_scratch_bytes(made, int64_t{1} << 62, 4), 0u);  // as many as no call takes
   nfp_experts_destroy(made);
 }
 

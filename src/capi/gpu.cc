@@ -32,6 +32,9 @@ namespace {
 Join join_of(nfp_join_kind join) { return join == NFP_JOIN_FREE ? Join::kFree : Join::kBiased; }
 nfp::WeightType type_of(nfp_type type) { return type == NFP_BF16 ? nfp::WeightType::kBF16 : nfp::WeightType::kF16; }
 
+// Sizes that a kernel can be chosen for.
+bool is_size(int64_t size) { return size > 0 && size <= kMaxGemmSize; }
+
 NestedMatrix matrix_of(const nfp_weight& weight) {
   return {weight.upper, weight.lower, weight.row_scale, weight.n, weight.k, join_of(weight.join)};
 }
@@ -94,6 +97,7 @@ struct Product {
 nfp_status multiply(nfp_linear& linear, nfp_precision precision, nfp_type type, const Product& product, void* scratch,
                     nfp_stream stream) {
   NFP_CAPI_REQUIRE(is_one_of(precision, 2) && is_one_of(type, 2), "nfp_linear_run: precision or type is unknown");
+  NFP_CAPI_REQUIRE(is_size(product.m), "nfp_linear_run: m must be 1 to 2^30");
   const auto here = linear.gpu->context.enter();
   const bool bf16 = type == NFP_BF16;
   const int64_t m = product.m, k = linear.matrix.k;
@@ -255,8 +259,8 @@ nfp_status nfp_linear_create(nfp_gpu* gpu, const nfp_weight* weight, void* works
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(gpu != nullptr && complete(weight) && linear != nullptr,
                      "nfp_linear_create: a pointer is null, or weight->size is not sizeof(nfp_weight)");
-    NFP_CAPI_REQUIRE(weight->n > 0 && weight->k > 0 && weight->upper != nullptr,
-                     "nfp_linear_create: n and k must be positive and upper not null");
+    NFP_CAPI_REQUIRE(is_size(weight->n) && is_size(weight->k) && weight->upper != nullptr,
+                     "nfp_linear_create: n and k must be 1 to 2^30 and upper not null");
     NFP_CAPI_REQUIRE(is_one_of(weight->join, 2), "nfp_linear_create: join is unknown");
     NFP_CAPI_REQUIRE(workspace != nullptr && workspace_bytes >= Workspace::kBytes,
                      "nfp_linear_create: {} bytes of workspace given, nfp_gpu_workspace_bytes() are {}",
@@ -278,7 +282,7 @@ void nfp_linear_set_independent_start(nfp_linear* linear, int32_t independent) {
 }
 
 size_t nfp_linear_scratch_bytes(const nfp_linear* linear, int64_t m) {
-  if (linear == nullptr || m <= 0 || !linear->quantisable) return 0;
+  if (linear == nullptr || !is_size(m) || !linear->quantisable) return 0;
   return e4m3_scale_offset(m, linear->matrix.k) + static_cast<size_t>(m) * sizeof(float);
 }
 
@@ -286,7 +290,6 @@ nfp_status nfp_linear_run(nfp_linear* linear, nfp_precision precision, nfp_type 
                           int64_t ldx, void* y, int64_t ldy, const float* bias, void* scratch, nfp_stream stream) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(linear != nullptr, "nfp_linear_run: linear is null");
-    NFP_CAPI_REQUIRE(m > 0, "nfp_linear_run: m must be positive");
     return multiply(*linear, precision, type, {m, x, ldx, y, ldy, bias, false}, scratch, stream);
   });
 }
@@ -295,13 +298,12 @@ nfp_status nfp_linear_run_swiglu(nfp_linear* linear, nfp_precision precision, nf
                                  int64_t ldx, void* y, int64_t ldy, void* scratch, nfp_stream stream) {
   return guarded([&]() -> nfp_status {
     NFP_CAPI_REQUIRE(linear != nullptr, "nfp_linear_run_swiglu: linear is null");
-    NFP_CAPI_REQUIRE(m > 0, "nfp_linear_run_swiglu: m must be positive");
     return multiply(*linear, precision, type, {m, x, ldx, y, ldy, nullptr, true}, scratch, stream);
   });
 }
 
 size_t nfp_linear_norm_scratch_bytes(const nfp_linear* linear, int64_t m) {
-  if (linear == nullptr || m <= 0 || !linear->quantisable) return 0;
+  if (linear == nullptr || !is_size(m) || !linear->quantisable) return 0;
   return activation_bytes(m, linear->matrix.k);
 }
 
@@ -309,8 +311,8 @@ nfp_status nfp_linear_run_norm(nfp_linear* linear, nfp_precision precision, nfp_
                                int64_t ldx, const nfp_norm* norm, void* y, int64_t ldy, const float* bias,
                                int32_t swiglu, void* scratch, nfp_stream stream) {
   return guarded([&]() -> nfp_status {
-    NFP_CAPI_REQUIRE(linear != nullptr && complete(norm) && m > 0,
-                     "nfp_linear_run_norm: linear or norm is null, norm->size is not set, or m is not positive");
+    NFP_CAPI_REQUIRE(linear != nullptr && complete(norm),
+                     "nfp_linear_run_norm: linear or norm is null, or norm->size is not set");
     NFP_CAPI_REQUIRE((norm->residual == nullptr) == (norm->h == nullptr),
                      "nfp_linear_run_norm: residual and h go together");
     NFP_CAPI_REQUIRE(swiglu == 0 || bias == nullptr, "nfp_linear_run_norm: a bias does not go with swiglu");
@@ -326,7 +328,10 @@ nfp_status nfp_linear_run_norm(nfp_linear* linear, nfp_precision precision, nfp_
 nfp_status nfp_linear_describe(nfp_linear* linear, nfp_precision precision, nfp_type type, int64_t m, char* text,
                                size_t bytes) {
   return guarded([&]() -> nfp_status {
-    NFP_CAPI_REQUIRE(linear != nullptr && text != nullptr && bytes > 0 && m > 0, "nfp_linear_describe: bad argument");
+    NFP_CAPI_REQUIRE(linear != nullptr && text != nullptr && bytes > 0 && is_size(m),
+                     "nfp_linear_describe: linear or text is null, bytes is 0, or m not 1 to 2^30");
+    NFP_CAPI_REQUIRE(is_one_of(precision, 2) && is_one_of(type, 2),
+                     "nfp_linear_describe: precision or type is unknown");
     const Problem problem{m,     linear->matrix.n,   linear->matrix.k, linear->mode(precision, type),
                           false, linear->matrix.join};
     const DeviceShape& device = linear->gpu->gemm.device();
@@ -361,7 +366,8 @@ nfp_status nfp_gemm(nfp_gpu* gpu, const nfp_gemm_call* c, nfp_stream stream) {
     call.ldr = c->ldr;
     call.workspace = {c->workspace, c->workspace_bytes};
     call.dependent_launch = c->independent_start == 0;
-    NFP_CAPI_REQUIRE(call.m > 0 && call.w.n > 0 && call.w.k > 0, "nfp_gemm: m, n and k must be positive");
+    NFP_CAPI_REQUIRE(is_size(call.m) && is_size(call.w.n) && is_size(call.w.k),
+                     "nfp_gemm: m, n and k must be 1 to 2^30");
     NFP_CAPI_REQUIRE(gpu != nullptr, "nfp_gemm: gpu is null");
     const auto here = gpu->context.enter();
     const Reduction reduction = c->batch_invariant != 0 ? Reduction::kBatchInvariant : Reduction::kFastest;

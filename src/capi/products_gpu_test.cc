@@ -394,6 +394,31 @@ TEST_F(CApiProducts, WrongArgumentsAreRefusedByName) {
   gemm([](nfp_gemm_call& c) { c.d = nullptr; }, "d must be");
   gemm([](nfp_gemm_call& c) { c.ldd = 31; }, "ldd");
   gemm([](nfp_gemm_call& c) { c.weight.n = c.ldd = 24, c.swiglu = 1; }, "multiple of 16 with swiglu");
+  // Which kernel runs sizes that no memory holds is not asked.
+  constexpr int64_t kHuge = int64_t{1} << 62;
+  const std::string sizes = "m, n and k must be 1 to 2^30";
+  gemm([](nfp_gemm_call& c) { c.m = 0; }, sizes);
+  gemm([](nfp_gemm_call& c) { c.m = kHuge; }, sizes);
+  gemm([](nfp_gemm_call& c) { c.weight.n = c.ldd = kHuge; }, sizes);
+  gemm([](nfp_gemm_call& c) { c.weight.k = c.ldx = kHuge; }, sizes);
+  void* const workspace = streams_[0].workspace->get();
+  nfp_linear* linear = nullptr;
+  nfp_weight huge = w.described;
+  huge.n = kHuge;
+  refused(nfp_linear_create(gpu_.get(), &huge, workspace, nfp_gpu_workspace_bytes(), &linear), "n and k must be");
+  ASSERT_EQ(nfp_linear_create(gpu_.get(), &w.described, workspace, nfp_gpu_workspace_bytes(), &linear), NFP_OK);
+  const auto run = [&](int64_t m) {
+    return nfp_linear_run(linear, NFP_PRECISION_FP16, NFP_F16, m, memory.get(), k, memory.get() + 1024, n, nullptr,
+                          nullptr, nullptr);
+  };
+  char text[128];
+  refused(run(0), "m must be 1 to 2^30");
+  refused(run(kHuge), "m must be 1 to 2^30");
+  refused(nfp_linear_describe(linear, NFP_PRECISION_FP16, NFP_F16, kHuge, text, sizeof(text)), "m not 1 to 2^30");
+  refused(nfp_linear_describe(linear, static_cast<nfp_precision>(2), NFP_F16, 1, text, sizeof(text)), "is unknown");
+  EXPECT_EQ(nfp_linear_scratch_bytes(linear, kHuge), 0u);
+  EXPECT_EQ(nfp_linear_norm_scratch_bytes(linear, kHuge), 0u);
+  nfp_linear_destroy(linear);
   const auto rows = [&](auto change, const std::string& what) {
     nfp_rows_call call{};
     call.size = sizeof(call);

@@ -4,9 +4,11 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "capi/status.h"
 #include "capi/torch_shim.h"
@@ -37,8 +39,8 @@ struct Device {
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   int32_t independent_start = 0;
-  std::unordered_map<const void*, Weight> weights;  // by where the upper plane lies
-  std::unordered_map<const void*, Bias> biases;
+  std::unordered_map<const void*, Weight> weights;         // by where the upper plane lies
+  std::map<std::pair<const void*, int64_t>, Bias> biases;  // by where it lies and how long it is: it may be a slice
 };
 
 struct Operators {
@@ -175,7 +177,7 @@ class Call {
     int64_t elements = 0;
     torch().get_numel(given.get(), &elements);
     if (elements != n) return nfp::error(ErrorCode::kUsage, "the bias has {} elements, n is {}", elements, n);
-    Bias& bias = all_.devices[static_cast<size_t>(device_)].biases[at];
+    Bias& bias = all_.devices[static_cast<size_t>(device_)].biases[{at, n}];
     if (!bias.wide) {
       NFP_ASSIGN_OR_RETURN(TorchTensor wide, empty(1, n, torch().f32));
       if (torch().copy(wide.get(), given.get(), 0) != 0) return failed("convert a bias").error();
@@ -365,8 +367,8 @@ nfp_status nfp_torch_refresh(int32_t index, const void* bias) {
                      index, kDevices - 1);
     Operators& all = operators();
     const std::lock_guard lock(all.mutex);
-    for (auto& [at, held] : all.devices[static_cast<size_t>(index)].biases) {
-      if ((bias != nullptr && bias != at) || !held.wide) continue;
+    for (auto& [place, held] : all.devices[static_cast<size_t>(index)].biases) {
+      if ((bias != nullptr && bias != place.first) || !held.wide) continue;
       if (all.torch.copy(held.wide.get(), held.given.get(), 0) != 0) return fail(failed("convert a bias").error());
     }
     return NFP_OK;

@@ -332,18 +332,25 @@ StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outpu
   const StepDecision decision = policy_->decide(state);
   record.lost = static_cast<int32_t>(decision.lost.size());
   record.change = decision.change;
-  std::vector<std::string> shed;
-  for (const size_t i : decision.shed) shed.push_back(scheduler_.sequences()[i]->request.id);
+  struct Shed {
+    std::string id;
+    bool hopeless;
+  };
+  std::vector<Shed> shed;
+  for (const size_t i : decision.shed) {
+    const bool hopeless = std::find(decision.hopeless.begin(), decision.hopeless.end(), i) != decision.hopeless.end();
+    shed.push_back({scheduler_.sequences()[i]->request.id, hopeless});
+  }
   const size_t all = states.size();
   StepPlan plan = scheduler_.schedule(decision);
   plan.exact_singles = decision.exact_singles;
-  for (const std::string& id : shed) {
+  for (const auto& [id, hopeless] : shed) {
     Entry& entry = *entries_.at(id);
     entry.shed = true;
     const double target_ms = 1e3 * entry.ttft_target_s;
     const size_t others = all - shed.size();
     end_with(id,
-             others == 0
+             hopeless
                  ? error(ErrorCode::kResource,
                          "the first token cannot come within {:.0f} ms: the prompt takes longer than that", target_ms)
                  : error(ErrorCode::kResource,
@@ -351,7 +358,8 @@ StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outpu
                          "later",
                          target_ms, others),
              outputs);
-    outputs.back().retry_after_s = decision.busy_s;
+    outputs.back().shed = true;
+    outputs.back().retry_after_s = hopeless ? 0 : decision.busy_s;
   }
   return plan;
 }

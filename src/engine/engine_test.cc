@@ -599,6 +599,29 @@ TEST(Engine, APromptThatThePrefixCacheHasIsInTime) {
   const Answer other = ask(0.03, 6);
   EXPECT_EQ(other.finish, FinishReason::kError);
   EXPECT_EQ(other.error, "the first token cannot come within 30 ms: the prompt takes longer than that");
+  // So it does beside others, which have nothing to do with it: to try again is no use. Of two that are in time alone
+  // one may.
+  const auto submit = [&](const char* id, double ttft_s, int32_t tokens, int32_t first) {
+    Request r = request(id, std::vector<int32_t>(static_cast<size_t>(tokens), first), 2);
+    r.slo_ttft_s = ttft_s;
+    EXPECT_TRUE(engine.submit(std::move(r)).ok());
+  };
+  submit("short", 10, 500, 7);
+  submit("long", 0.03, 2000, 8);
+  submit("one", 0.06, 1000, 9);
+  submit("two", 0.06, 1000, 10);
+  std::map<std::string, double> retry_after_s;
+  while (!engine.idle()) {
+    for (const RequestOutput& output : engine.step()) {
+      EXPECT_EQ(output.shed, output.finish == FinishReason::kError);
+      if (output.shed) retry_after_s[output.id] = output.retry_after_s;
+    }
+  }
+  ASSERT_EQ(retry_after_s.size(), 2u);
+  ASSERT_TRUE(retry_after_s.contains("long"));
+  EXPECT_EQ(retry_after_s["long"], 0);
+  retry_after_s.erase("long");
+  EXPECT_GT(retry_after_s.begin()->second, 0);
 }
 
 // As `replay --as-served` has them.

@@ -163,7 +163,8 @@ struct RequestOutput {
   std::optional<std::string> stop_string;           // which stop string ended it
   std::string error;                                // for kError: what happened,
   ErrorCode error_code = ErrorCode::kInvalidInput;  // and whose fault it was
-  double retry_after_s = 0;                         // when it may be worth to try again; 0 = not known
+  bool shed = false;                                // it was refused, as its first token could not come in time;
+  double retry_after_s = 0;                         // when it may be worth to try again, 0 = never
   Usage usage;                                      // so far
 };
 

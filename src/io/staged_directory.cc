@@ -75,6 +75,7 @@ Result<StagedDirectory> StagedDirectory::create(const std::string& path, bool fo
     return error(ErrorCode::kIo, "{}: needs {:.2f} GB, but only {:.2f} GB are free on that disk", staged.path_,
                  static_cast<double>(needed) / 1e9, static_cast<double>(space.available) / 1e9);
   }
+  warn_of_leftovers(staged.path_);
   staged.temporary_ = TemporaryPath(staged.path_ + temporary_suffix(),
                                     [&](const std::string& name) { return fs::create_directory(name, code); });
   if (staged.temporary_.name().empty()) {

@@ -93,6 +93,21 @@ Status check_tied_head(const ModelSource& source, ThreadPool& threads) {
       source.path(), head, table);
 }
 
+// That `tensor` has as many numbers, row by row, as the configuration implies.
+Status check_shape(const ModelSource& source, const TensorInfo& tensor, const Shape& implied) {
+  const auto differs = [&](int64_t has, const char* what, int64_t wanted) {
+    return error(ErrorCode::kInvalidInput, "{}: tensor '{}' has {} {}, but config.json implies {}", source.path(),
+                 tensor.name, has, what, wanted);
+  };
+  const int64_t elements = implied.elements();
+  if (implied.rank() < 2 || implied[0] == 1) {  // a GGUF file has a matrix of one row as a vector
+    return tensor.shape.elements() == elements ? ok_status() : differs(tensor.shape.elements(), "elements", elements);
+  }
+  const int64_t rows = implied[0], columns = elements / std::max<int64_t>(1, rows);
+  if (tensor.row_elements() != columns) return differs(tensor.row_elements(), "columns", columns);
+  return tensor.rows() == rows ? ok_status() : differs(tensor.rows(), "rows", rows);
+}
+
 // That the checkpoint has what the configuration implies, and what else it has.
 Status check_tensors(const ModelSource& source, const ModelConfig& config, ThreadPool& threads) {
   NFP_RETURN_IF_ERROR(check_complete(source, config));
@@ -116,10 +131,16 @@ Status check_tensors(const ModelSource& source, const ModelConfig& config, Threa
 
 Status check_complete(const ModelSource& source, const ModelConfig& config) {
   std::vector<std::string> missing;
+  Status shapes;
   for (DummyTensor& tensor : tensors_of(config)) {
-    if (!source.has(tensor.name)) missing.push_back(std::move(tensor.name));
+    const TensorInfo* found = source.find(tensor.name);
+    if (found == nullptr) {
+      missing.push_back(std::move(tensor.name));
+    } else if (shapes.ok()) {
+      shapes = check_shape(source, *found, tensor.shape);
+    }
   }
-  if (missing.empty()) return ok_status();
+  if (missing.empty()) return shapes;
   return error(ErrorCode::kInvalidInput, "{}: tensor{} {} {} missing; the checkpoint is incomplete", source.path(),
                missing.size() > 1 ? "s" : "", listed(missing), missing.size() > 1 ? "are" : "is");
 }

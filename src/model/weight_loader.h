@@ -20,7 +20,7 @@ namespace nfp {
 using MatrixFilter =
     std::function<Result<std::unique_ptr<MatrixReader>>(const std::string&, std::unique_ptr<MatrixReader>)>;
 
-// That the checkpoint has every tensor that the configuration implies. load_model() asks too.
+// That the checkpoint has every tensor that the configuration implies, and these as large. load_model() asks too.
 Status check_complete(const ModelSource& source, const ModelConfig& config);
 
 // One after the other; either may be empty.

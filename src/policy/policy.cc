@@ -69,7 +69,7 @@ Result<int32_t> parse_count(std::string_view policy, std::string_view digits, in
 
 }  // namespace
 
-Result<std::unique_ptr<PrecisionPolicy>> parse_policy(std::string_view text, Precision fp8) {
+Result<std::unique_ptr<PrecisionPolicy>> parse_policy(std::string_view text, Precision fp8, bool shares) {
   using Pointer = std::unique_ptr<PrecisionPolicy>;
   if (const auto precision = precision_from_name(text)) return Pointer(std::make_unique<AlwaysPolicy>(*precision));
   const size_t colon = text.find(':');
@@ -94,9 +94,8 @@ Result<std::unique_ptr<PrecisionPolicy>> parse_policy(std::string_view text, Pre
     return Pointer(std::make_unique<GradedPolicy>(low, high, fp8));
   }
   return error(ErrorCode::kUsage,
-               "precision policy '{}' is unknown; use fp16, fp8, fp8-w8a8, threshold:TOKENS, graded:LOW:HIGH or "
-               "alternate:STEPS",
-               text);
+               "precision policy '{}' is unknown; use fp16, fp8, fp8-w8a8, threshold:TOKENS{} or alternate:STEPS", text,
+               shares ? ", graded:LOW:HIGH" : "");
 }
 
 }  // namespace nfp

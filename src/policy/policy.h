@@ -80,6 +80,7 @@ struct StepDecision {
   std::vector<StepChunk> chunks;            // the most urgent first, no sequence twice; may be empty
   std::vector<size_t> lost;                 // sequences whose deadline cannot be kept, whatever is done
   std::vector<size_t> shed;                 // of these, waiting ones that are to be refused
+  std::vector<size_t> hopeless;             // of these, those that would be late alone, too
   double busy_s = 0;                        // until the prompts that are there are done, about
   double predicted_s = 0;                   // how long the step takes; 0 = not known
   LevelChange change = LevelChange::kNone;  // from the last decision
@@ -120,7 +121,8 @@ class PrecisionPolicy {
 // "alternate:N": changes between FP16 and FP8 every N steps (for tests and demonstrations).
 // "graded:LOW:HIGH": FP16 up to LOW tokens in the step, then FP8 in a share of the weights that grows with the tokens
 // and reaches all of them at HIGH: as much precision as the load leaves room for. `fp8` says which FP8 arithmetic the
-// last three use.
-Result<std::unique_ptr<PrecisionPolicy>> parse_policy(std::string_view text, Precision fp8 = Precision::kFp8);
+// last three use. Where not `shares`, an error does not offer the last, which the caller then refuses.
+Result<std::unique_ptr<PrecisionPolicy>> parse_policy(std::string_view text, Precision fp8 = Precision::kFp8,
+                                                      bool shares = true);
 
 }  // namespace nfp

@@ -73,6 +73,10 @@ TEST(Policy, BadNamesAreUsageErrors) {
     ASSERT_FALSE(policy.ok()) << text;
     EXPECT_EQ(policy.error().code, ErrorCode::kUsage);
   }
+  // Who refuses shares is not told of them.
+  EXPECT_NE(parse_policy("sometimes").error().message.find("graded:LOW:HIGH"), std::string::npos);
+  EXPECT_EQ(parse_policy("sometimes", Precision::kFp8, /*shares=*/false).error().message,
+            "precision policy 'sometimes' is unknown; use fp16, fp8, fp8-w8a8, threshold:TOKENS or alternate:STEPS");
 }
 
 }  // namespace

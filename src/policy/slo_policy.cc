@@ -302,7 +302,11 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
     count_lost(prefill.arrival);
     const SequenceState& sequence = state.sequences[prefill.sequence];
     const bool fresh = !sequence.running && sequence.emitted == 0;
-    if (options_.missed == SloOptions::Missed::kShed && fresh) decision->shed.push_back(prefill.sequence);
+    if (options_.missed != SloOptions::Missed::kShed || !fresh) continue;
+    decision->shed.push_back(prefill.sequence);
+    const size_t level = sequence.exact ? model_.exact_level() : paces[fastest].level;
+    const double alone = model_.prompt_seconds(level, prefill.tokens, sequence.context, state.max_step_tokens);
+    if (alone > prefill.target) decision->hopeless.push_back(prefill.sequence);
   }
   if (options_.missed == SloOptions::Missed::kAsTheyCome) {
     for (Prefill& prefill : *prefills) prefill.due = prefill.arrival + prefill.target, prefill.rank = 0;

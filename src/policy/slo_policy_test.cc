@@ -314,6 +314,12 @@ TEST(SloPolicy, ToldToShedItRefusesWhatCannotBeInTime) {
   EXPECT_EQ(decision.shed, (std::vector<size_t>{0}));
   for (const StepChunk& chunk : decision.chunks) EXPECT_NE(chunk.sequence, 0u);
   EXPECT_GT(decision.busy_s, 0);
+  // 2000 tokens take 70 ms in FP8 without the others, too; 1000 take 35 ms.
+  EXPECT_EQ(decision.hopeless, decision.shed);
+  const std::vector<SequenceState> crowd = {prompt(1000, 0, 0.06), prompt(1000, 0.001, 0.06)};
+  const StepDecision busy = slo({.missed = SloOptions::Missed::kShed})->decide(state_of(crowd, 0.003));
+  EXPECT_EQ(busy.shed.size(), 1u);
+  EXPECT_TRUE(busy.hopeless.empty());
   // What is being computed is not thrown away.
   std::vector<SequenceState> begun = sequences;
   begun[0].running = true;

@@ -45,6 +45,24 @@ class Fp8Already(Scratch):
                 self.assertIn("leave out --calibrate", failure(*arguments, code=2))
 
 
+class Shapes(Scratch):
+    def test_tensors_of_another_shape_are_told_before_anything_is_written(self):
+        with open(os.path.join(TINY, "llama-tied", "config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        wrong = ({"intermediate_size": 2 * config["intermediate_size"]}, {"hidden_size": 2 * config["hidden_size"]},
+                 {"vocab_size": config["vocab_size"] + 1})
+        for change in wrong:
+            copy, nested = self.path("copy"), self.path("nested")
+            shutil.copytree(os.path.join(TINY, "llama-tied"), copy)
+            with open(os.path.join(copy, "config.json"), "w", encoding="utf-8") as file:
+                json.dump(config | change, file)
+            said = failure("convert", copy, nested)
+            self.assertRegex(said, r"tensor '.*' has \d+ (rows|columns|elements), but config.json implies \d+")
+            self.assertEqual(said, failure("generate", copy, "-p", "a"))
+            self.assertEqual(os.listdir(self.dir), ["copy"])
+            shutil.rmtree(copy)
+
+
 class LeftOut(Scratch):
     def test_tensors_that_the_configuration_does_not_imply_do_not_count(self):
         for name in ("llama-tied", "phi3"):

@@ -1,5 +1,6 @@
 """Flags of `nestedfp serve`: each is explained in the table of docs/serving.md; and what a start says of its caches."""
 
+import json
 import os
 import re
 import subprocess
@@ -41,6 +42,44 @@ class Cache(Scratch):
                     break
             server.terminate()
         self.assertIn(f"{cache}/nestedfp/step-times: cannot be made: Not a directory", "".join(told))
+
+
+class Start(Scratch):
+    def told(self, *flags, **environment):
+        command = [PROGRAM, "serve", F16_MODEL, "--port", "0", "--max-model-len", "16", "--max-num-seqs", "1", "--device", "cpu", *flags]
+        with subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True) as server:
+            told = []
+            for line in server.stderr:
+                told.append(line)
+                if line.startswith("ready "):
+                    break
+            server.terminate()
+        return "".join(told)
+
+    def test_a_key_that_is_set_but_empty_is_told(self):
+        self.assertIn("NESTEDFP_API_KEY is set but empty", self.told("--precision", "fp16", NESTEDFP_API_KEY=""))
+        for flags, given in ((["--api-key", "secret"], ""), ([], "secret")):
+            self.assertNotIn("is set but empty", self.told("--precision", "fp16", *flags, NESTEDFP_API_KEY=given))
+
+    def test_step_times_of_something_else_are_told(self):
+        path, other = self.path("steps.json"), self.path("other.json")
+        steps = run("bench", F16_MODEL, "steps", "--device", "cpu", "--prefill", "8", "16", "--sequences", "1", "2", "--contexts", "8",
+                    "--mixed", "8", "--repeats", "1")[0]
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(steps)
+        table = json.loads(steps)
+        self.assertNotIn("--step-times", self.told("--step-times", path))
+        told = self.told("--step-times", path, "--dtype-kv", "fp8")
+        self.assertEqual(told.count(f"--step-times {path}: was measured with the "), 1, told)
+        self.assertIn("KV cache f16, and this is e4m3", told)
+        table |= {"model": "large", "weight_bytes": 8, "device": "abacus"}
+        for level in table["levels"]:
+            level["precision"] = {"fp16": "fp16", "fp8": "fp8-w8a8", "fp8-w8a8": "fp8"}[level["precision"]]
+        with open(other, "w", encoding="utf-8") as file:
+            json.dump(table, file)
+        told = self.told("--step-times", other)
+        for what in (r"model large \(8 bytes\), and this is .* bytes\)", "device abacus, and this is ", "precision fp8.*, and this is fp8"):
+            self.assertRegex(told, f"--step-times {other}: was measured with the {what}")
 
 
 if __name__ == "__main__":

@@ -310,6 +310,17 @@ class ConvertAndRestore(Scratch):
         self.assertEqual(sorted(kept.glob("*")), before)
         self.assertEqual(os.listdir(self.dir), ["nested"])
 
+    def test_what_a_killed_conversion_left_is_told_and_stays(self):
+        with subprocess.Popen(["true"]) as process:
+            pass
+        left = self.path(f"nested.tmp-{process.pid}-0123456789abcdef")
+        os.mkdir(left)
+        with open(os.path.join(left, "model.safetensors"), "wb") as file:
+            file.write(bytes(1_500_000))
+        told = run("convert", F16_MODEL, self.path("nested"), "--calibrate", "none")[1]
+        self.assertEqual(told.count(f"{left}: 1.5 MB"), 1, told)
+        self.assertEqual(sorted(os.listdir(self.dir)), ["nested", os.path.basename(left)])
+
     def test_a_smoothed_checkpoint_is_the_same_model_in_fp16(self):
         nested = self.path("nested")
         calibrate = ("--calibrate", "self", "--calibrate-tokens", "512", "--calibrate-smooth")
@@ -589,6 +600,31 @@ class Perplexity(Scratch):
         self.assertIn("was made with --ctx 64", line)
         self.assertEqual(sorted(kept.glob("*")), before)
 
+    def test_text_that_is_calibrated_on_and_measured_is_told(self):
+        text, other = self.path("text"), self.path("other")
+        with open(text) as one, open(other, "w") as two:
+            two.write(one.read() + " again")
+        for verb in ("perplexity", "evaluate"):
+            measure = (verb, F16_MODEL, "--file", text, "--ctx", "64", "--chunks", "1", "--calibrate-tokens", "64")
+            for on, told in ((text, True), (other, False), ("self", False)):
+                self.assertEqual("are the same text" in run(*measure, "--calibrate", on)[1], told, (verb, on))
+
+    def test_nothing_is_calibrated_where_no_form_of_it_is_asked_for(self):
+        kept = pathlib.Path(os.environ["XDG_CACHE_HOME"], "nestedfp", "calibration")
+        before = sorted(kept.glob("*"))
+        measure = ("evaluate", F16_MODEL, "--file", self.path("text"), "--ctx", "64", "--chunks", "1", "--json", "--calibrate", "self",
+                   "--calibrate-seed", "81", "--calibrate-tokens", "64")
+        out, err = run(*measure, "--forms", "nearest", "per channel")
+        self.assertEqual({form["weights"] for form in json.loads(out)["forms"]}, {"FP16", "nearest", "per channel"})
+        self.assertIn("--calibrate: nothing is calibrated", err)
+        self.assertEqual(sorted(kept.glob("*")), before)
+        out, err = run(*measure, "--calibrate-smooth", "--forms", "smoothed, 100 % in FP8, activations 16")
+        self.assertEqual([form["weights"] for form in json.loads(out)["forms"]], ["FP16", "smoothed"])
+        self.assertIn("smoothed", json.loads(out)["calibration"])
+        out, err = run(*measure, "--forms", "calibrated, 100 % in FP8, activations 16")
+        self.assertEqual([form["weights"] for form in json.loads(out)["forms"]], ["FP16", "calibrated"])
+        self.assertNotIn("nothing is calibrated", err)
+
     def test_texts_that_are_none_are_refused(self):
         with open(self.path("other"), "w", encoding="utf-16") as file:
             file.write("the quick brown fox jumps over the lazy dog. " * 100)
@@ -810,7 +846,8 @@ class Chat(Scratch):
             out, err = run("chat", F16_MODEL, "-n", "8", "--seed", "1", stdin=script.replace("\n", end))
             self.assertIn("last answer", out)
             self.assertIn("(precision fp8)", out)
-            self.assertIn("nonsense", out)
+            self.assertRegex(out, "'nonsense' is unknown; use .*alternate:STEPS")
+            self.assertNotIn("graded:LOW:HIGH", out)
             self.assertIn("graded:1:4 needs an order of sensitivity", out)
             self.assertIn("(conversation forgotten)", out)
             self.assertIn("unknown command /bogus", out)

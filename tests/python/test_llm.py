@@ -167,8 +167,9 @@ class TinyModel(unittest.TestCase):
             LLM(None)
         with self.assertRaisesRegex(NestedFPError, "'colour' is unknown"):
             LLM(TINY, colour="red")
-        with self.assertRaisesRegex(NestedFPError, "precision policy 'never'"):
+        with self.assertRaisesRegex(NestedFPError, "precision policy 'never'") as refused:
             LLM(TINY, "never", device="cpu")
+        self.assertNotIn("graded", str(refused.exception))  # is refused here
         with self.assertRaisesRegex(NestedFPError, "gemm-choices.*choices.json.*cpu"):
             LLM(TINY, device="cpu", gemm_choices="choices.json")
         with self.assertRaisesRegex(NestedFPError, "max_model_len: a context of 1000000 tokens"):

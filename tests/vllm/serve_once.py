@@ -115,10 +115,12 @@ def main() -> None:
                              if hasattr(m, "value") and ("spec_decode" in m.name or "nestedfp" in m.name)}
     long = SamplingParams(temperature=0, max_tokens=200, detokenize=False, ignore_eos=True)
     if arguments.per_step:
-        for tier in ("auto", "exact", "fast"):  # every prompt's step in either precision
-            long.extra_args = {"nestedfp_precision": tier}
-            llm.generate([{"prompt_token_ids": ids} for ids in prompts], long, use_tqdm=False, **adapter)
-        long.extra_args = None
+        for count in range(1, PROMPTS + 1):  # every step of prompts that the steps below have, in either precision
+            for tier in ("exact", "fast"):
+                few = SamplingParams(temperature=0, max_tokens=4, detokenize=False, ignore_eos=True,
+                                     extra_args={"nestedfp_precision": tier})
+                llm.generate([{"prompt_token_ids": ids} for ids in prompts[:count]], few, use_tqdm=False, **adapter)
+        llm.generate([{"prompt_token_ids": ids} for ids in prompts], long, use_tqdm=False, **adapter)
         report["activity"] = [llm.collective_rpc("nestedfp_activity")]
     for begin in range(0, arguments.steps, 200):
         count = 1 + begin // 200 % PROMPTS

@@ -139,6 +139,15 @@ class Op(unittest.TestCase):
             for got in (y, self.run_op(x, planes, bias), *((y_other,) if refreshed is None else ())):
                 self.assertLess(float((got.double() - want).norm() / want.norm()), 6e-4)
 
+    def test_biases_that_begin_at_one_place(self):
+        x, bias = normal(33, 512), normal(256, seed=3)
+        op.Step.forced = _library.FP16
+        for n in (64, 256, 64):
+            weight, planes = self.nested(n, 512, torch.float16)
+            want = x.double() @ weight.double().t() + bias[:n].double()
+            y = self.run_op(x, planes, bias[:n])
+            self.assertLess(float((y.double() - want).norm() / want.norm()), 6e-4)
+
     def test_a_workspace_that_was_thrown_away(self):
         weight, planes = self.nested(256, 4096, torch.float16)
         op.device(torch.cuda.current_device()).workspace.fill_(255)

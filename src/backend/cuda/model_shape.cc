@@ -1,5 +1,7 @@
 #include "backend/cuda/model_shape.h"
 
+#include "backend/cuda/attention/attention.h"
+
 namespace nfp::cuda {
 
 Status check_model_shape(const StepReserve& most) {
@@ -12,6 +14,22 @@ Status check_model_shape(const StepReserve& most) {
     return error(ErrorCode::kUnsupported,
                  "heads rotate {} of their {} features, and the GPU backend rotates multiples of 8; use --device cpu",
                  most.rotary_dim, most.head_dim);
+  }
+  if (most.head_dim % 16 != 0 || most.head_dim > 256) {
+    return error(ErrorCode::kUnsupported,
+                 "heads have {} features, and the GPU backend takes multiples of 16, 256 at most; use --device cpu",
+                 most.head_dim);
+  }
+  if (most.heads > 16 * most.kv_heads) {
+    return error(ErrorCode::kUnsupported,
+                 "{} query heads share {} KV heads, and the GPU backend takes 16 for each at most; use --device cpu",
+                 most.heads, most.kv_heads);
+  }
+  if (int64_t{most.sequences} * most.kv_heads > kMaxAttentionRows) {
+    return error(ErrorCode::kUsage,
+                 "{} sequences at once have {} KV heads each, and the GPU backend takes {} of them together; ask for "
+                 "{} sequences at most (--max-num-seqs)",
+                 most.sequences, most.kv_heads, kMaxAttentionRows, kMaxAttentionRows / most.kv_heads);
   }
   return ok_status();
 }

@@ -6,8 +6,8 @@
 
 namespace nfp::cuda {
 
-// kUnsupported, with the size and what to do: 16 bytes of FP16 are fetched and stored at a time, of rows of the
-// residual stream and of what rotates of a head.
+// An error with the size and what to do: 16 bytes of FP16 are fetched and stored at a time, of rows of the residual
+// stream and of what rotates of a head; and attention has its own bounds (attention/attention.h).
 Status check_model_shape(const StepReserve& most);
 
 }  // namespace nfp::cuda

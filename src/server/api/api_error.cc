@@ -80,7 +80,7 @@ http::Response error_response(const ApiError& error) {
   http::Response response;
   response.status = error.status;
   response.body = error_json(error);
-  if (error.status == 429 || error.status == 503) {
+  if ((error.status == 429 || error.status == 503) && error.retry_after_s > 0) {
     response.headers.push_back({"Retry-After", std::to_string(error.retry_after_s)});
   }
   if (error.status == 401) response.headers.push_back({"WWW-Authenticate", "Bearer"});

@@ -15,7 +15,7 @@ struct ApiError {
   std::string message;    // says what is wrong and what would be right
   std::string param;      // the field at fault; empty = none
   std::string code;       // machine-readable; empty = none
-  int retry_after_s = 1;  // of 429 and 503
+  int retry_after_s = 1;  // of 429 and 503; 0 = trying again is no use
 };
 
 // What parsers return: nothing when all is well.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <set>
 #include <span>
 #include <string_view>
@@ -123,10 +124,10 @@ class Walk {
     }
   }
 
-  // What xgrammar passes over, or makes a grammar of that nothing satisfies.
+  // What xgrammar passes over, refuses, or makes a grammar of that nothing satisfies.
   void check(const std::string& key, const Json& value) {
     const char* wanted = nullptr;
-    if (is_one_of(key, kCounts) && !(value.is_number() && value >= 0)) wanted = "a whole number, 0 or more";
+    if (is_count(key) && !count_of(value)) wanted = "a whole number, 0 or more";
     if (is_one_of(key, kFilled) && value.is_array() && value.empty()) wanted = "a list that is not empty";
     if (wanted == nullptr || !fault_.empty()) return;
     fault_ = fmt::format("'{}/{}' must be {}", fmt::join(path_, "/"), key, wanted);
@@ -188,7 +189,8 @@ class Walk {
     if (is_one_of(key, kNumber)) {
       if (!number) add(key);
       if (key == "multipleOf" && number) {
-        const bool plain = value.is_number_unsigned() && value.get<uint64_t>() > 0 && value.get<uint64_t>() <= 1024;
+        const uint64_t step = count_of(value).value_or(0);
+        const bool plain = step > 0 && step <= 1024;
         const bool range = std::any_of(std::begin(kNumber), std::end(kNumber), [&](std::string_view name) {
           return name != "multipleOf" && schema.contains(std::string(name));
         });
@@ -335,6 +337,16 @@ bool holds_schemas_by_name(std::string_view keyword) {
 bool holds_values(std::string_view keyword) {
   constexpr std::array<std::string_view, 4> kValues = {"const", "enum", "default", "examples"};
   return std::find(kValues.begin(), kValues.end(), keyword) != kValues.end();
+}
+
+bool is_count(std::string_view keyword) { return is_one_of(keyword, kCounts); }
+
+std::optional<uint64_t> count_of(const Json& value) {
+  if (value.is_number_unsigned()) return value.get<uint64_t>();
+  if (!value.is_number_float()) return std::nullopt;
+  const auto number = value.get<double>();
+  if (!(number >= 0 && number < 0x1p63) || number != std::floor(number)) return std::nullopt;
+  return static_cast<uint64_t>(number);
 }
 
 bool is_known_format(std::string_view name) { return is_one_of(name, kFormats); }

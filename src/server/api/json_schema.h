@@ -2,6 +2,7 @@
 // this against the grammars themselves).
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -30,6 +31,11 @@ const Json* find_part(const Json& at, std::string_view part);
 // Members of these keywords are schemas by name; of the others below, no schemas.
 bool holds_schemas_by_name(std::string_view keyword);
 bool holds_values(std::string_view keyword);
+
+// Whether the value of this keyword is a number of things (minLength, maxItems, ...), and such a number: 2.0 is one, as
+// JSON Schema has it. Nothing where it is none.
+bool is_count(std::string_view keyword);
+std::optional<uint64_t> count_of(const Json& value);
 
 // A "format" that grammars follow.
 bool is_known_format(std::string_view name);

@@ -35,8 +35,7 @@ constexpr uint64_t kMostLength = 999'999'999;  // of a repetition in a regular e
 std::optional<uint64_t> count_in(const Json& schema, const char* keyword, uint64_t otherwise) {
   const auto found = schema.find(keyword);
   if (found == schema.end()) return otherwise;
-  if (!found->is_number_unsigned()) return std::nullopt;
-  return found->get<uint64_t>();
+  return count_of(*found);
 }
 
 bool has_any(const Json& schema, std::initializer_list<const char*> keywords) {
@@ -115,7 +114,7 @@ std::string safe_pattern(std::string_view pattern) {
 
 // xgrammar looks for the parts of a reference as they are written, and in objects only. So escapes give way to what
 // they mean, and what is in a list, or has a slash in its name, moves to where it can be found and leaves a reference
-// to it.
+// to it; and what is beside others by their patterns, which the Rewriter writes anew.
 class References {
  public:
   explicit References(Json& root) : root_(root) {
@@ -160,6 +159,7 @@ class References {
     const Json* at = &root_;
     for (const std::string& part : *parts) {
       hidden = hidden || at->is_array() || part.empty() || part.find('/') != std::string::npos;
+      hidden = hidden || part == "patternProperties";
       at = find_part(*at, part);
       if (at == nullptr) return reference;  // is refused
       plain += '/' + part;
@@ -184,7 +184,9 @@ class Rewriter {
     }
     if (!schema.is_object()) return;
     for (auto& [keyword, value] : schema.items()) {
-      if (holds_schemas_by_name(keyword) && value.is_object()) {
+      if (is_count(keyword)) {
+        if (const auto count = count_of(value)) value = *count;  // xgrammar takes no 2.0
+      } else if (holds_schemas_by_name(keyword) && value.is_object()) {
         for (Json& named : value) visit(named);
       } else if (!holds_values(keyword)) {
         visit(value);

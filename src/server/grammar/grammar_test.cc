@@ -409,6 +409,12 @@ TEST_F(GrammarTest, ReferencesAreJsonPointers) {
            "a":{"type":"array","prefixItems":[{"anyOf":[{"const":3},{"$ref":"#/$defs/a/prefixItems/0"},
            {"$ref":"#/$defs/b/$defs/0/anyOf/0"}]},{"$ref":"#/$defs/a/prefixItems/0/anyOf/1"}],"items":{"const":0}}}})",
        "[2, [3, 3, 0]]"},
+      {R"({"type":"array","items":{"$ref":"#/$defs/named/patternProperties/%5Ea%3Fb$"},"minItems":1,"maxItems":1,)"
+       R"("$defs":{"named":{"type":"object","patternProperties":{"^a?b$":{"const":1}}}}})",
+       "[1]"},
+      {R"({"type":"array","items":{"$ref":"#/$defs/named/patternProperties/^ü$/anyOf/1"},"minItems":1,"maxItems":1,)"
+       R"("$defs":{"named":{"type":"object","patternProperties":{"^ü$":{"anyOf":[{"const":2},{"const":1}]}}}}})",
+       "[1]"},
   };
   for (const auto& [schema, good] : cases) {
     EXPECT_TRUE(unenforced_keywords(Json::parse(schema)).empty()) << schema;
@@ -429,6 +435,7 @@ TEST_F(GrammarTest, WhatNoSchemaMayHaveIsRefusedByItsPlace) {
   const std::pair<const char*, const char*> cases[] = {
       {R"({"type":"string","maxLength":-1})", "'#/maxLength' must be a whole number, 0 or more"},
       {R"({"type":"object","properties":{"a":{"minItems":-1}}})", "'#/properties/a/minItems' must be a whole number"},
+      {R"({"type":"string","minLength":1.5})", "'#/minLength' must be a whole number"},
       {R"({"type":"object","maxProperties":"3"})", "'#/maxProperties' must be a whole number"},
       {R"({"type":[]})", "'#/type' must be a list that is not empty"},
       {R"({"anyOf":[{"type":"null"},{"items":{"oneOf":[]}}]})", "'#/anyOf/1/items/oneOf' must be a list"},
@@ -445,6 +452,24 @@ TEST_F(GrammarTest, WhatNoSchemaMayHaveIsRefusedByItsPlace) {
   for (const char* schema : {R"({"type":"object","properties":{"maxLength":{"const":-1},"type":{"const":[]}}})",
                              R"({"const":{"maxLength":-1}})", R"({"type":"null","x-form":{"maxLength":-1}})"}) {
     EXPECT_TRUE(compiler_->compile(spec(Kind::kJsonSchema, schema)).ok()) << schema;
+  }
+}
+
+// As in JSON Schema, where 2.0 is an integer.
+TEST_F(GrammarTest, WholeNumbersMayBeWrittenWithAFractionOfZero) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const std::tuple<const char*, const char*, const char*> cases[] = {
+      {R"({"type":"string","minLength":2.0,"maxLength":3e0})", R"("ab")", R"("a")"},
+      {R"({"type":"string","maxLength":2.0})", R"("ab")", R"("abc")"},
+      {R"({"type":"array","items":{"const":1},"minItems":1.0,"maxItems":2.0})", "[1, 1]", "[1, 1, 1]"},
+      {R"({"type":"object","additionalProperties":{"const":1},"minProperties":1.0})", R"({"a": 1})", "{}"},
+      {R"({"type":"integer","minimum":2.0,"maximum":3.0})", "3", "4"},
+      {R"({"type":"integer","multipleOf":2.0})", "4", "3"},
+  };
+  for (const auto& [schema, good, bad] : cases) {
+    EXPECT_TRUE(unenforced_keywords(Json::parse(schema)).empty()) << schema;
+    EXPECT_TRUE(allows(spec(Kind::kJsonSchema, schema), good)) << schema;
+    EXPECT_FALSE(allows(spec(Kind::kJsonSchema, schema), bad)) << schema;
   }
 }
 

@@ -205,6 +205,30 @@ TEST_F(ApiTest, EchoAndLogprobsLineUp) {
   EXPECT_TRUE(choice["prompt_logprobs"][0].is_null());
 }
 
+TEST_F(ApiTest, APromptIsScoredOnceForItsChoices) {
+  start();
+  const std::string prompts = "[\"" + std::string(100, 'p') + "\",\"" + std::string(50, 'q') + "\"]";
+  for (const char* more : {R"("n":3)", R"("n":2,"best_of":3)"}) {
+    const Json r = ask("/v1/completions",
+                       R"({"prompt":)" + prompts + R"(,"max_tokens":2,"prompt_logprobs":1,)" + std::string(more) + "}");
+    const size_t n = r["choices"].size() / 2;
+    for (size_t i = 0; i < 2 * n; ++i) {
+      const Json& scores = r["choices"][i]["prompt_logprobs"];
+      EXPECT_EQ(scores.size(), i < n ? 100u : 50u);
+      EXPECT_EQ(scores, r["choices"][i < n ? 0 : n]["prompt_logprobs"]);
+    }
+  }
+  // Whoever scores a prompt computes all of it; the other two have its whole blocks from the cache.
+  const std::string metrics = send("GET", "/metrics")->head.body;
+  const size_t cached = metrics.find("\nvllm:prompt_tokens_cached_total");
+  ASSERT_NE(cached, std::string::npos);
+  EXPECT_EQ(metrics.substr(metrics.find("} ", cached) + 2, 4), std::to_string(2 * 2 * (96 + 48)) + "\n");
+  // Chat shows them once.
+  const Json chat = ask("/v1/chat/completions",
+                        R"({"messages":[{"role":"user","content":"a"}],"max_tokens":2,"prompt_logprobs":1,"n":2})");
+  EXPECT_EQ(chat["prompt_logprobs"].size(), chat["usage"]["prompt_tokens"].get<size_t>());
+}
+
 TEST_F(ApiTest, OffsetsAreThoseOfTheText) {
   start();
   // Special tokens that are left out add nothing to it.
@@ -555,6 +579,18 @@ TEST_F(ApiTest, KeysOriginsAndRequestIds) {
   EXPECT_EQ(value(send("GET", "/health", "", {{"Origin", "https://b.example"}})->head, "Access-Control-Allow-Origin"),
             "");
   EXPECT_EQ(send("OPTIONS", "/v1/completions", "", {{"Origin", "https://a.example"}})->head.status, 204);
+}
+
+TEST(ApiErrors, WhereTryingAgainIsNoUseThereIsNoTime) {
+  const auto retry_after = [](const ApiError& error) -> std::string {
+    for (const http::Header& header : error_response(error).headers) {
+      if (header.name == "Retry-After") return header.value;
+    }
+    return "none";
+  };
+  EXPECT_EQ(retry_after({429, "busy", "", ""}), "1");
+  EXPECT_EQ(retry_after({429, "too long", "", "slo_unattainable", 0}), "none");
+  EXPECT_EQ(retry_after({400, "wrong", "", ""}), "none");
 }
 
 TEST_F(ApiTest, AFullQueueIs429) {

@@ -284,7 +284,8 @@ MaybeError Generation::submit_all() {
     if (sampling.seed) *sampling.seed += static_cast<uint64_t>(choice.sample);
     sampling.logprobs = request_.wants_logprobs || request_.best_of > request_.n;
     sampling.top_logprobs = request_.wants_logprobs ? request_.top_logprobs : 0;
-    sampling.prompt_logprobs = request_.prompt_logprobs;
+    // For all of a prompt's choices; respond_whole() gives them to the others.
+    if (choice.sample == 0) sampling.prompt_logprobs = request_.prompt_logprobs;
     if (request_.echo && request_.wants_logprobs) {
       sampling.prompt_logprobs = std::max(request_.top_logprobs, request_.prompt_logprobs.value_or(0));
     }
@@ -332,9 +333,10 @@ void Generation::on_output(size_t index, RequestOutput output) {
   Choice& choice = choices_[index];
   if (output.finish == FinishReason::kError || output.finish == FinishReason::kCancelled) {
     ApiError failure = from_engine(Error{output.error_code, output.error});
-    if (output.retry_after_s > 0) {
+    if (output.shed) {
       failure.code = "slo_unattainable";
-      failure.retry_after_s = static_cast<int>(std::clamp(std::ceil(output.retry_after_s), 1.0, 600.0));
+      const double seconds = output.retry_after_s;
+      failure.retry_after_s = seconds > 0 ? static_cast<int>(std::clamp(std::ceil(seconds), 1.0, 600.0)) : 0;
     }
     if (output.finish == FinishReason::kCancelled) {
       failure = ApiError{503, "the request was cancelled because the server is shutting down", "", ""};
@@ -471,6 +473,11 @@ void Generation::finish_stream() {
 }
 
 void Generation::respond_whole() {
+  for (Choice& choice : choices_) {
+    if (choice.prompt_logprobs.empty()) {
+      choice.prompt_logprobs = choices_[choice.prompt * static_cast<size_t>(request_.best_of)].prompt_logprobs;
+    }
+  }
   std::vector<const Choice*> shown;
   for (const Choice& choice : choices_) shown.push_back(&choice);
   const auto n = static_cast<size_t>(request_.n);

@@ -53,10 +53,9 @@ Status check_call(const GemmCall& c) {
   const auto bad = [](std::string_view field, std::string_view rule) {
     return error(ErrorCode::kUsage, "nested gemm: {} {}", field, rule);
   };
-  constexpr int64_t kMax = int64_t{1} << 30;
-  if (c.m <= 0 || c.m > kMax) return bad("m", "must be 1 to 2^30");
-  if (c.w.n <= 0 || c.w.n > kMax) return bad("w.n", "must be 1 to 2^30");
-  if (c.w.k <= 0 || c.w.k > kMax) return bad("w.k", "must be 1 to 2^30");
+  if (c.m <= 0 || c.m > kMaxGemmSize) return bad("m", "must be 1 to 2^30");
+  if (c.w.n <= 0 || c.w.n > kMaxGemmSize) return bad("w.n", "must be 1 to 2^30");
+  if (c.w.k <= 0 || c.w.k > kMaxGemmSize) return bad("w.k", "must be 1 to 2^30");
   if (c.w.upper == nullptr || !aligned(c.w.upper, 16))
     return bad("w.upper", "must be a 16-byte aligned device pointer");
   if (reads_lower(c.mode) && (c.w.lower == nullptr || !aligned(c.w.lower, 16))) {

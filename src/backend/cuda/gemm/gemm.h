@@ -20,6 +20,8 @@ namespace nfp::cuda {
 
 using Stream = CUstream_st*;
 
+inline constexpr int64_t kMaxGemmSize = int64_t{1} << 30;  // of m, n and k; choose() takes no larger ones either
+
 struct NestedMatrix {
   const uint8_t* upper = nullptr;    // device, PlaneShape{n, k}.bytes(), 16-byte aligned
   const uint8_t* lower = nullptr;    // device, likewise; may be null if only FP8 modes are run

@@ -21,13 +21,16 @@ void queue_up(std::deque<std::unique_ptr<Sequence>>& waiting, std::unique_ptr<Se
 
 // Whether `reader` may use what `writer` computes.
 bool may_give_prefix(const Sequence& writer, const Sequence& reader) {
-  return writer.request.cache_scope == reader.request.cache_scope && (writer.wants_exact() || !reader.wants_exact());
+  return writer.wants_exact() || !reader.wants_exact();
 }
 
 }  // namespace
 
 bool Scheduler::enqueue(std::unique_ptr<Sequence>& sequence) {
   if (waiting() >= limits_.max_queue) return false;
+  // Of the whole prompt now: steps that plan with many waiting ones then only compare.
+  const size_t full = sequence->tokens.size() / static_cast<size_t>(blocks_->block_size());
+  if (blocks_->caching() && full > 0) key_of(*sequence, full - 1);
   queue_up(waiting_, std::move(sequence));
   return true;
 }
@@ -46,7 +49,7 @@ void Scheduler::give_back(Sequence& sequence) {
   // Last block first: a prefix is worth more than what follows it, and what is freed first is reused first.
   for (auto block = sequence.blocks.rbegin(); block != sequence.blocks.rend(); ++block) blocks_->release(*block);
   sequence.blocks.clear();
-  sequence.keys.clear();
+  sequence.published = 0;
   sequence.fp16_tokens.clear();
   sequence.computed = sequence.scheduled = 0;
   sequence.exact = true;
@@ -67,38 +70,61 @@ void Scheduler::preempt(size_t index, StepPlan& plan) {
   queue_up(waiting_, std::move(victim));
 }
 
-bool Scheduler::may_reuse_prefix(const Sequence& sequence) const {
+const PrefixKey& Scheduler::key_of(Sequence& sequence, size_t block) const {
+  const auto size = static_cast<size_t>(blocks_->block_size());
+  std::vector<PrefixKey>& keys = sequence.keys;
+  while (keys.size() <= block) {
+    const PrefixKey& parent = keys.empty() ? sequence.request.cache_scope : keys.back();
+    keys.push_back(extend(parent, std::span(sequence.tokens).subspan(keys.size() * size, size)));
+  }
+  return keys[block];
+}
+
+size_t Scheduler::most_reusable(const Sequence& sequence) const {
   // Whoever wants something of every token of the prompt has all of them computed.
   const bool wants_all = sequence.request.sampling.prompt_logprobs || sequence.request.pooling == Pooling::kMean;
-  return blocks_->caching() && !wants_all;
+  if (!blocks_->caching() || wants_all) return 0;
+  // The last token is always computed: its logits are what the step is for.
+  return (sequence.tokens.size() - 1) / static_cast<size_t>(blocks_->block_size());
 }
 
-int32_t Scheduler::reusable_tokens(Sequence& sequence) const {
-  if (!may_reuse_prefix(sequence)) return 0;
-  const auto size = static_cast<size_t>(blocks_->block_size());
-  const size_t most = (sequence.tokens.size() - 1) / size;
-  std::vector<PrefixKey>& keys = sequence.lookup_keys;
-  const auto findable = [&](size_t block) {
-    if (block == keys.size()) {
-      const PrefixKey& parent = block == 0 ? sequence.request.cache_scope : keys.back();
-      keys.push_back(extend(parent, std::span(sequence.tokens).subspan(block * size, size)));
-    }
-    return blocks_->findable(keys[block], sequence.wants_exact());
+size_t Scheduler::find_prefix(Sequence& sequence) const {
+  const size_t most = most_reusable(sequence);
+  const auto has = [&](size_t blocks) {
+    return blocks == 0 || blocks_->findable(key_of(sequence, blocks - 1), sequence.wants_exact());
   };
-  size_t& found = sequence.found;
-  while (found > 0 && !findable(found - 1)) --found;
-  while (found < most && findable(found)) ++found;
-  return static_cast<int32_t>(found * size);
+  // It has `least` and not `beyond`; from where the prefix ended last time, in strides that double.
+  size_t least = std::min(sequence.found, most), beyond = most + 1, stride = 1;
+  if (has(least)) {
+    for (; least + stride < beyond; stride *= 2) {
+      if (!has(least + stride)) {
+        beyond = least + stride;
+      } else {
+        least += stride;
+      }
+    }
+  } else {
+    do {
+      beyond = least;
+      least -= std::min(least, stride);
+      stride *= 2;
+    } while (!has(least));
+  }
+  while (beyond - least > 1) {
+    const size_t middle = least + (beyond - least) / 2;
+    (has(middle) ? least : beyond) = middle;
+  }
+  return sequence.found = least;
 }
 
-bool Scheduler::prefix_is_coming(const Sequence& sequence, const StepPlan& plan) const {
-  // Its last token is always computed.
-  const int32_t end = sequence.scheduled + blocks_->block_size();
-  if (!may_reuse_prefix(sequence) || end >= sequence.size()) return false;
-  const std::span<const int32_t> tokens = std::span(sequence.tokens).first(static_cast<size_t>(end));
+bool Scheduler::prefix_is_coming(Sequence& sequence, const StepPlan& plan) const {
+  const size_t found = find_prefix(sequence), common = found + least_prefix_;
+  if (common > most_reusable(sequence)) return false;
+  const PrefixKey& key = key_of(sequence, common - 1);
+  const int32_t end = static_cast<int32_t>(found + 1) * blocks_->block_size();
   return std::any_of(running_.begin(), running_.end(), [&](const std::unique_ptr<Sequence>& other) {
-    if (other->computed >= end || other->size() < end || !may_give_prefix(*other, sequence)) return false;
-    if (!std::equal(tokens.begin(), tokens.end(), other->tokens.begin())) return false;
+    if (other->computed >= end || other->keys.size() < common || !may_give_prefix(*other, sequence)) return false;
+    if (other->keys[common - 1] != key) return false;
     if (other->scheduled >= end) return true;
     return std::any_of(plan.items.begin(), plan.items.end(), [&](const ScheduledSequence& item) {
       // The end of a prompt may yet be left out, until its grammar is ready.
@@ -109,18 +135,12 @@ bool Scheduler::prefix_is_coming(const Sequence& sequence, const StepPlan& plan)
 }
 
 void Scheduler::reuse_prefix(Sequence& sequence) {
-  if (!may_reuse_prefix(sequence)) return;
-  // The last token is always computed: its logits are what the step is for.
-  const int64_t most = sequence.size() - 1;
-  const PrefixKey& scope = sequence.request.cache_scope;
-  PrefixMatch found = blocks_->match(sequence.tokens, most, sequence.wants_exact(), scope);
   const auto size = static_cast<size_t>(blocks_->block_size());
-  PrefixKey key = scope;
-  for (size_t i = 0; i < found.blocks.size(); ++i) {
-    key = extend(key, std::span(sequence.tokens).subspan(i * size, size));
-    sequence.keys.push_back(key);
-    sequence.exact = sequence.exact && found.exact[i];
-  }
+  const auto most = static_cast<int64_t>(most_reusable(sequence) * size);
+  if (most == 0) return;
+  PrefixMatch found = blocks_->match(sequence.tokens, most, sequence.wants_exact(), sequence.request.cache_scope);
+  sequence.exact = std::find(found.exact.begin(), found.exact.end(), false) == found.exact.end();
+  sequence.published = found.blocks.size();
   sequence.blocks = std::move(found.blocks);
   sequence.fp16_tokens = std::move(found.fp16_tokens);
   sequence.computed = sequence.scheduled = static_cast<int32_t>(sequence.blocks.size() * size);
@@ -145,8 +165,6 @@ void Scheduler::admit(size_t index, StepPlan& plan) {
     prefix_hits_ += static_cast<uint64_t>(sequence.cached);
   }
   sequence.admitted = true;
-  sequence.lookup_keys.clear();
-  sequence.found = 0;
   const auto later = [&](const std::unique_ptr<Sequence>& other) {
     return other->request.priority > sequence.request.priority;
   };
@@ -191,12 +209,11 @@ StepPlan Scheduler::schedule() {
          plan.tokens < limits_.max_step_tokens) {
     Sequence& sequence = *waiting_[next];
     if (sequence.pending > 0) break;  // preempted a step ago: its tokens are known after the next collect
-    if (sequence.scheduled == 0 && sequence.blocks.empty()) reuse_prefix(sequence);
     if (prefix_is_coming(sequence, plan)) {
-      give_back(sequence);
       ++next;
       continue;
     }
+    reuse_prefix(sequence);
     const int32_t count = std::min(sequence.size() - sequence.scheduled, limits_.max_step_tokens - plan.tokens);
     // Blocks for all its tokens, not for this chunk only: where the others leave no room for the rest, it would be
     // preempted and begin again in every other step, at the cost of those that decode and, where it may not use the
@@ -212,27 +229,22 @@ StepPlan Scheduler::schedule() {
   return plan;
 }
 
-int32_t Scheduler::coming_tokens(Sequence& sequence, bool running) {
-  if (!blocks_->caching() || (!running && !may_reuse_prefix(sequence))) return 0;
-  const auto size = static_cast<size_t>(blocks_->block_size());
-  const size_t known = running ? sequence.keys.size() : sequence.found;
-  const size_t most = (sequence.tokens.size() - 1) / size;
-  if (known >= most) return 0;
-  // Of a waiting one it was looked up.
-  const auto next_key = [&] {
-    const PrefixKey& parent = known == 0 ? sequence.request.cache_scope : sequence.keys.back();
-    return extend(parent, std::span(sequence.tokens).subspan(known * size, size));
-  };
-  const PrefixKey key = running ? next_key() : sequence.lookup_keys[known];
-  const auto [place, first] = beginners_.try_emplace(key, &sequence);
+size_t Scheduler::coming_blocks(Sequence& sequence, bool running) {
+  const size_t known = running ? sequence.published : sequence.found;
+  if (sequence.keys.size() <= known) return 0;
+  const auto [place, first] = beginners_.try_emplace(sequence.keys[known], &sequence);
   const Sequence& other = *place->second;
   if (first) return 0;
   if (sequence.wants_exact() && !other.wants_exact()) place->second = &sequence;  // which gives to all
   if (running || !may_give_prefix(other, sequence)) return 0;
-  const size_t length = std::min(most * size, other.tokens.size());
-  const auto differ = std::mismatch(sequence.tokens.begin(), sequence.tokens.begin() + static_cast<ptrdiff_t>(length),
-                                    other.tokens.begin());
-  return static_cast<int32_t>(static_cast<size_t>(differ.first - sequence.tokens.begin()) / size * size);
+  // Keys are equal up to where the tokens differ.
+  size_t equal = known;
+  size_t differs = std::min({most_reusable(sequence), sequence.keys.size(), other.keys.size()}) + 1;
+  while (differs - equal > 1) {
+    const size_t middle = equal + (differs - equal) / 2;
+    (sequence.keys[middle - 1] == other.keys[middle - 1] ? equal : differs) = middle;
+  }
+  return equal - known < least_prefix_ ? 0 : equal;
 }
 
 std::span<SequenceState> Scheduler::states() {
@@ -244,9 +256,11 @@ std::span<SequenceState> Scheduler::states() {
     state.running = running;
     state.ready = running ? !sequence.all_scheduled() && (sequence.pending == 0 || sequence.may_run_ahead())
                           : sequence.pending == 0;
-    state.context = running || !state.ready ? sequence.scheduled : reusable_tokens(sequence);
+    state.context = sequence.scheduled;
+    if (!running && state.ready) state.context = static_cast<int32_t>(find_prefix(sequence)) * blocks_->block_size();
     if (state.ready && sequence.size() - state.context > 1) {
-      state.context = std::max(state.context, coming_tokens(sequence, running));
+      const auto coming = static_cast<int32_t>(coming_blocks(sequence, running)) * blocks_->block_size();
+      state.context = std::max(state.context, coming);
     }
     state.missing = sequence.size() - state.context;
     state.emitted = sequence.output_size();
@@ -296,9 +310,10 @@ StepPlan Scheduler::schedule(const StepDecision& decision) {
     // As in schedule(): nobody is admitted in a step that had to preempt, nor one whose tokens are still to come.
     if (!plan.preempted.empty() || running() >= limits_.max_sequences || sequence.pending > 0) continue;
     const auto queued = std::find_if(waiting_.begin(), waiting_.end(), is_it);
-    if (sequence.scheduled == 0 && sequence.blocks.empty()) reuse_prefix(sequence);
+    if (prefix_is_coming(sequence, plan)) continue;
+    reuse_prefix(sequence);
     count = std::min(count, sequence.size() - sequence.scheduled);
-    if (prefix_is_coming(sequence, plan) || !grow(sequence, sequence.scheduled + count)) {
+    if (!grow(sequence, sequence.scheduled + count)) {
       give_back(sequence);
       continue;
     }
@@ -333,12 +348,10 @@ void Scheduler::computed(const ScheduledSequence& item, bool exact) {
     ++sequence.fp16_tokens[token / size];
   }
   const size_t full = static_cast<size_t>(sequence.computed) / size;
-  while (sequence.keys.size() < full) {
-    const size_t index = sequence.keys.size();
-    const auto part = std::span(sequence.tokens).subspan(index * size, size);
-    const PrefixKey key = extend(index == 0 ? sequence.request.cache_scope : sequence.keys.back(), part);
-    sequence.keys.push_back(key);
-    blocks_->publish(sequence.blocks[index], key, part, sequence.exact, sequence.fp16_tokens[index]);
+  for (size_t& index = sequence.published; index < full; ++index) {
+    blocks_->publish(sequence.blocks[index], key_of(sequence, index),
+                     std::span(sequence.tokens).subspan(index * size, size), sequence.exact,
+                     sequence.fp16_tokens[index]);
   }
 }
 

@@ -51,7 +51,14 @@ struct StepPlan {
 
 class Scheduler {
  public:
-  Scheduler(SchedulerLimits limits, BlockManager* blocks) : limits_(limits), blocks_(blocks) {}
+  // Whoever waits for a prefix waits for a step, which takes long for however few tokens: a prefix of fewer than these
+  // is computed again instead.
+  static constexpr int32_t kLeastPrefix = 32;
+
+  Scheduler(SchedulerLimits limits, BlockManager* blocks)
+      : limits_(limits),
+        blocks_(blocks),
+        least_prefix_(static_cast<size_t>((kLeastPrefix + blocks->block_size() - 1) / blocks->block_size())) {}
 
   // False when the queue is full (the sequence is left untouched).
   bool enqueue(std::unique_ptr<Sequence>& sequence);
@@ -83,16 +90,20 @@ class Scheduler {
   void give_back(Sequence& sequence);
   void preempt(size_t index, StepPlan& plan);
   void reuse_prefix(Sequence& sequence);
-  bool may_reuse_prefix(const Sequence& sequence) const;
-  // Tokens that reuse_prefix() would find for a waiting sequence now, about: it looks where the prefix ended last time.
-  int32_t reusable_tokens(Sequence& sequence) const;
-  // Whether the block that a waiting sequence needs next is computed by a step in flight or by this one. It is in the
-  // prefix cache after that: the sequence waits for it, or all that come together would compute what they have in
-  // common.
-  bool prefix_is_coming(const Sequence& sequence, const StepPlan& plan) const;
-  // Tokens that a waiting sequence has in common with one that states() has shown before it, which goes on where this
+  // Of a full block of the sequence: what it is known by in the prefix cache.
+  const PrefixKey& key_of(Sequence& sequence, size_t block) const;
+  // First blocks that a sequence may take from the prefix cache.
+  size_t most_reusable(const Sequence& sequence) const;
+  // Of these, how many reuse_prefix() would find for a waiting sequence now, about: in a prefix, what lies before a
+  // block that is there is taken to be there too.
+  size_t find_prefix(Sequence& sequence) const;
+  // Whether the block that a waiting sequence needs next is computed by a step in flight or by this one, for a sequence
+  // that has at least kLeastPrefix more tokens in common with it. The block is in the prefix cache after that: the
+  // sequence waits for it, or all that come together would compute what they have in common.
+  bool prefix_is_coming(Sequence& sequence, const StepPlan& plan) const;
+  // Blocks that a waiting sequence has in common with one that states() has shown before it, which goes on where this
   // one begins: they are computed once.
-  int32_t coming_tokens(Sequence& sequence, bool running);
+  size_t coming_blocks(Sequence& sequence, bool running);
   void add(StepPlan& plan, Sequence& sequence, int32_t count) const;
   // Moves waiting_[index] to the running ones; its blocks are there.
   void admit(size_t index, StepPlan& plan);
@@ -100,6 +111,7 @@ class Scheduler {
 
   SchedulerLimits limits_;
   BlockManager* blocks_;
+  size_t least_prefix_;                             // kLeastPrefix in blocks
   std::vector<std::unique_ptr<Sequence>> running_;  // by priority, then in order of admission
   std::deque<std::unique_ptr<Sequence>> waiting_;   // by priority, then in order of arrival
   std::vector<SequenceState> states_;

@@ -256,10 +256,10 @@ TEST(Scheduler, WhatPromptsHaveInCommonIsComputedOnce) {
   for (const bool planned : {false, true}) {
     for (const size_t in_flight : {1, 2}) {
       SCOPED_TRACE(::testing::Message() << planned << in_flight);
-      Bench bench(64, {.max_sequences = 8, .max_step_tokens = 10});
+      Bench bench(128, {.max_sequences = 8, .max_step_tokens = 40});
       std::vector<Sequence*> equal;
-      for (int i = 0; i < 4; ++i) equal.push_back(bench.add(21));
-      Sequence* other = bench.add(5, 50);
+      for (int i = 0; i < 4; ++i) equal.push_back(bench.add(81));
+      Sequence* other = bench.add(5, 500);
       int32_t computed = 0;
       for (int step = 0; step < 40; ++step) {
         StepPlan plan;
@@ -279,18 +279,30 @@ TEST(Scheduler, WhatPromptsHaveInCommonIsComputedOnce) {
         if (bench.in_flight.size() == in_flight) bench.collect();
       }
       for (Sequence* sequence : equal) EXPECT_GT(sequence->output_size(), 0);
-      for (size_t i = 1; i < equal.size(); ++i) EXPECT_EQ(equal[i]->cached, 20);
+      for (size_t i = 1; i < equal.size(); ++i) EXPECT_EQ(equal[i]->cached, 80);
       EXPECT_EQ(other->cached, 0);
-      EXPECT_EQ(computed, 21 + 3 * 1 + 5);
+      EXPECT_EQ(computed, 81 + 3 * 1 + 5);
     }
+  }
+}
+
+// Of a few tokens, the step that it would wait for costs more.
+TEST(Scheduler, NobodyWaitsForAShortPrefix) {
+  for (const int32_t common : {Scheduler::kLeastPrefix - 1, Scheduler::kLeastPrefix}) {
+    Bench bench(64, {.max_sequences = 8, .max_step_tokens = 200});
+    bench.add(common);
+    bench.add(60);
+    const bool waits = common == Scheduler::kLeastPrefix;
+    EXPECT_EQ(bench.scheduler.states().back().missing, waits ? 60 - common : 60);
+    EXPECT_EQ(bench.run().prefill_tokens, waits ? common : common + 60);
   }
 }
 
 TEST(Scheduler, WhoWaitsForAPrefixKeepsItsPlace) {
   Bench bench(64, {.max_sequences = 2, .max_step_tokens = 100});
-  Sequence* first = bench.add(21);
-  Sequence* second = bench.add(21);
-  bench.add(21, 50);
+  Sequence* first = bench.add(41);
+  Sequence* second = bench.add(41);
+  bench.add(41, 500);
   EXPECT_EQ(bench.run().admitted, std::vector<Sequence*>{first});
   EXPECT_EQ(bench.run().admitted, std::vector<Sequence*>{second});
 }
@@ -298,14 +310,27 @@ TEST(Scheduler, WhoWaitsForAPrefixKeepsItsPlace) {
 // Its keys and values may come from an FP8 step.
 TEST(Scheduler, ExactPromptsWaitOnlyForExactOnes) {
   Bench bench(64, {.max_sequences = 8, .max_step_tokens = 100});
-  Sequence* any = bench.add(21);
-  Sequence* exact = bench.add(21, 0, PrecisionClass::kExact);
-  Sequence* exact_too = bench.add(21, 0, PrecisionClass::kExact);
+  Sequence* any = bench.add(41);
+  Sequence* exact = bench.add(41, 0, PrecisionClass::kExact);
+  Sequence* exact_too = bench.add(41, 0, PrecisionClass::kExact);
   const StepPlan plan = bench.run(/*exact=*/false);
   EXPECT_EQ(plan.admitted, (std::vector<Sequence*>{any, exact}));
-  EXPECT_EQ(plan.prefill_tokens, 42);
+  EXPECT_EQ(plan.prefill_tokens, 82);
   EXPECT_EQ(bench.scheduler.waiting(), 1);
   EXPECT_EQ(exact_too->cached, 0);
+}
+
+TEST(Scheduler, PromptsOfOtherScopesDoNotWait) {
+  Bench bench(64, {.max_sequences = 8, .max_step_tokens = 100});
+  bench.add(41);
+  auto other = std::make_unique<Sequence>();
+  other->request.prompt.resize(41);
+  std::iota(other->request.prompt.begin(), other->request.prompt.end(), 0);
+  other->request.cache_scope = {1, 2};
+  other->tokens = other->request.prompt;
+  ASSERT_TRUE(bench.scheduler.enqueue(other));
+  EXPECT_EQ(bench.scheduler.states().back().missing, 41);
+  EXPECT_EQ(bench.run().prefill_tokens, 82);
 }
 
 TEST(Scheduler, StatesCountWhatPromptsHaveInCommonOnce) {
@@ -315,13 +340,13 @@ TEST(Scheduler, StatesCountWhatPromptsHaveInCommonOnce) {
     for (const SequenceState& state : bench.scheduler.states()) tokens.push_back(state.missing);
     return tokens;
   };
-  for (int i = 0; i < 3; ++i) bench.add(21 + 2 * i);
-  bench.add(21, 50);
-  bench.add(21, 0, PrecisionClass::kExact);  // the others' may be computed in FP8
-  bench.add(22, 0, PrecisionClass::kExact);
-  EXPECT_EQ(missing(), (std::vector<int32_t>{21, 3, 5, 21, 21, 2}));
+  for (int i = 0; i < 3; ++i) bench.add(41 + 2 * i);
+  bench.add(41, 500);
+  bench.add(41, 0, PrecisionClass::kExact);  // the others' may be computed in FP8
+  bench.add(42, 0, PrecisionClass::kExact);
+  EXPECT_EQ(missing(), (std::vector<int32_t>{41, 3, 5, 41, 41, 2}));
   bench.run();
-  EXPECT_EQ(missing(), (std::vector<int32_t>{11, 3, 5, 21, 13, 2}));
+  EXPECT_EQ(missing(), (std::vector<int32_t>{31, 3, 5, 41, 33, 2}));
 }
 
 // Whatever arrives and leaves: steps keep within limits, every sequence ends, and all blocks come back.

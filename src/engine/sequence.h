@@ -29,12 +29,11 @@ struct Sequence {
   std::vector<int32_t> blocks;  // block table: token t is in block t / block_size
   // Everything computed so far, reused blocks included, came from FP16 steps.
   bool exact = true;
-  std::vector<PrefixKey> keys;       // of the published (or publishable) full blocks
+  std::vector<PrefixKey> keys;       // of its full blocks, as far as they were asked for; stay through preemption
+  size_t published = 0;              // full blocks that are computed
   std::vector<int32_t> fp16_tokens;  // of each block, of those computed so far: how many FP16 steps computed
-  // While it waits: keys of its first blocks, as many as were looked up, and how many of these the prefix cache had.
-  std::vector<PrefixKey> lookup_keys;
-  size_t found = 0;
-  int32_t history_slot = -1;  // place in the backend's TokenHistory while running
+  size_t found = 0;                  // while it waits: of its first blocks, how many the prefix cache had last
+  int32_t history_slot = -1;         // place in the backend's TokenHistory while running
   uint64_t seed = 0;
   std::vector<int32_t> end_ids;  // tokens that end it, and that are forbidden before min_tokens
   bool admitted = false;         // has been scheduled before

@@ -123,10 +123,13 @@ class References {
   void rewrite() {
     visit(root_);
     if (moved_.empty()) return;
-    Json moved = Json::object();
+    // All are taken before any gets its place: one may lie in another, and an object that grows copies what it holds.
+    std::vector<std::pair<std::string, Json>> taken;
     for (const auto& [target, name] : moved_) {
-      moved[name] = std::exchange(*target, Json{{"$ref", reference_to(name)}});
+      taken.emplace_back(name, std::exchange(*target, Json{{"$ref", reference_to(name)}}));
     }
+    Json moved = Json::object();
+    for (auto& [name, schema] : taken) moved[name] = std::move(schema);
     root_[place_] = std::move(moved);
   }
 

@@ -399,6 +399,16 @@ TEST_F(GrammarTest, ReferencesAreJsonPointers) {
        R"({"a/b": 1, "c": 1})"},
       {R"({"anyOf":[{"const":1},{"type":"array","items":{"$ref":"#/anyOf/1"},"maxItems":1},{"$ref":"#/anyOf/0"}]})",
        "[[]]"},
+      // One within another.
+      {R"({"type":"array","prefixItems":[{"$ref":"#/$defs/l/anyOf/0"},{"$ref":"#/$defs/l/anyOf/0/anyOf/0"},
+           {"$ref":"#/$defs/l/anyOf/0/anyOf/0/anyOf/1"},{"$ref":"#/$defs/l/anyOf/1"}],"items":false,"minItems":4,
+           "$defs":{"l":{"anyOf":[{"anyOf":[{"anyOf":[{"const":1},{"const":2}]},{"const":3}]},{"const":4}]}}})",
+       "[3, 2, 2, 4]"},
+      {R"({"type":"array","prefixItems":[{"const":2}],"items":{"$ref":"#/$defs/a"},"$defs":{
+           "b":{"type":"integer","$defs":{"0":{"anyOf":[{"$ref":"#/$defs/a/prefixItems/0/anyOf/0"}]}}},
+           "a":{"type":"array","prefixItems":[{"anyOf":[{"const":3},{"$ref":"#/$defs/a/prefixItems/0"},
+           {"$ref":"#/$defs/b/$defs/0/anyOf/0"}]},{"$ref":"#/$defs/a/prefixItems/0/anyOf/1"}],"items":{"const":0}}}})",
+       "[2, [3, 3, 0]]"},
       {R"({"type":"array","items":{"$ref":"#/$defs/named/patternProperties/%5Ea%3Fb$"},"minItems":1,"maxItems":1,)"
        R"("$defs":{"named":{"type":"object","patternProperties":{"^a?b$":{"const":1}}}}})",
        "[1]"},

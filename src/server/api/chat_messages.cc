@@ -217,9 +217,6 @@ MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out
       const std::string text = dump(function["parameters"]);
       bytes += text.size();
       if (bytes > static_cast<size_t>(limits.max_schema_bytes)) return too_large();
-      if (const std::string fault = schema_fault(function["parameters"]); !fault.empty()) {
-        return bad_request(where, fmt::format("'{}.function.parameters': {}", where, fault));
-      }
       const auto keywords = unenforced_keywords(function["parameters"]);
       const auto strict = function.find("strict");
       if (!keywords.empty() && strict != function.end() && strict->is_boolean() && strict->get<bool>()) {

@@ -74,7 +74,7 @@ StopRemovesTemporaries::StopRemovesTemporaries(std::optional<int> status) {
 StopRemovesTemporaries::~StopRemovesTemporaries() {
   ::sigaction(SIGPIPE, &pipe_before_, nullptr);
   done_.store(true);
-  pthread_kill(thread_.native_handle(), SIGTERM);  // to that thread alone
+  pthread_kill(thread_.native_handle(), SIGINT);  // to that thread alone
   thread_.join();
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }

@@ -26,7 +26,7 @@ class CApiAttention : public CApiGpuTest {
       for (uint16_t& v : out) v = fp32_to_fp16(normal(random));
       return out;
     };
-    cache_ = draw(2 * kBlocks * kBlockNumbers);
+    cache_ = draw(int64_t{2} * kBlocks * kBlockNumbers);
     for (int s = 0, block = kBlocks; s < 5; ++s) {
       for (int i = 0; i < kTableWidth; ++i) table_.push_back(i * kBlockSize < contexts_[s] ? --block : -1);
     }
@@ -63,7 +63,7 @@ class CApiAttention : public CApiGpuTest {
   }
 
   const uint16_t* cached(int sequence, int head, int position) const {
-    const int64_t block = table_[static_cast<size_t>(sequence * kTableWidth + position / kBlockSize)];
+    const int64_t block = table_[static_cast<size_t>(int64_t{sequence} * kTableWidth + position / kBlockSize)];
     return &cache_[static_cast<size_t>(2 * block * kBlockNumbers +
                                        (int64_t{head} * kBlockSize + position % kBlockSize) * kHeadDim)];
   }
@@ -176,13 +176,13 @@ TEST_F(CApiAttention, RotationAppendsAndRotates) {
     for (int token = starts_[s]; token < starts_[s + 1]; ++token) {
       const int position = contexts_[s] - (starts_[s + 1] - token);
       for (int head = 0; head < kKvHeads; ++head) {
-        const uint16_t* const k = &qkv[static_cast<size_t>(token * kRow + (kHeads + head) * kHeadDim)];
-        const uint16_t* const v = k + kKvHeads * kHeadDim;
+        const uint16_t* const k = &qkv[static_cast<size_t>(int64_t{token} * kRow + int64_t{kHeads + head} * kHeadDim)];
+        const uint16_t* const v = k + int64_t{kKvHeads} * kHeadDim;
         for (int d = 0; d < kHeadDim; ++d, changed += 2) {
           const int i = d % (kHeadDim / 2);
           const double a = fp16_to_fp32(k[i]), b = fp16_to_fp32(k[i + kHeadDim / 2]);
-          const double cosine = table[static_cast<size_t>(position * kHeadDim + i)],
-                       sine = table[static_cast<size_t>(position * kHeadDim + kHeadDim / 2 + i)];
+          const double cosine = table[static_cast<size_t>(int64_t{position} * kHeadDim + i)],
+                       sine = table[static_cast<size_t>(int64_t{position} * kHeadDim + kHeadDim / 2 + i)];
           const double want = d < kHeadDim / 2 ? a * cosine - b * sine : b * cosine + a * sine;
           ASSERT_NEAR(fp16_to_fp32(cached(s, head, position)[d]), want, 0x1p-11 * std::abs(want) + 0x1p-20)
               << "sequence " << s << " position " << position;

@@ -257,8 +257,8 @@ TEST(Scheduler, WhatPromptsHaveInCommonIsComputedOnce) {
     for (const size_t in_flight : {1, 2}) {
       SCOPED_TRACE(::testing::Message() << planned << in_flight);
       Bench bench(128, {.max_sequences = 8, .max_step_tokens = 40});
-      std::vector<Sequence*> equal;
-      for (int i = 0; i < 4; ++i) equal.push_back(bench.add(81));
+      std::vector<Sequence*> equal(4);
+      for (Sequence*& sequence : equal) sequence = bench.add(81);
       Sequence* other = bench.add(5, 500);
       int32_t computed = 0;
       for (int step = 0; step < 40; ++step) {

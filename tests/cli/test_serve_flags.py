@@ -23,6 +23,19 @@ class ServeFlags(unittest.TestCase):
         self.assertEqual(sorted(explained - flags), [])
 
 
+def told(*flags, **environment):
+    """What serve says until it serves."""
+    command = [PROGRAM, "serve", F16_MODEL, "--port", "0", "--max-model-len", "16", "--max-num-seqs", "1", "--device", "cpu", *flags]
+    with subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True) as server:
+        lines = []
+        for line in server.stderr:
+            lines.append(line)
+            if line.startswith("ready "):
+                break
+        server.terminate()
+    return "".join(lines)
+
+
 class Cache(Scratch):
     def test_a_context_that_the_kv_cache_does_not_hold_is_refused(self):
         said = failure("serve", F16_MODEL, "--port", "0", "--device", "cpu", "--precision", "fp16", "--max-model-len", "512",
@@ -33,33 +46,14 @@ class Cache(Scratch):
         cache = self.path("file")
         with open(cache, "w", encoding="utf-8"):
             pass
-        command = [PROGRAM, "serve", F16_MODEL, "--port", "0", "--max-model-len", "16", "--max-num-seqs", "1", "--device", "cpu"]
-        with subprocess.Popen(command, env={**os.environ, "XDG_CACHE_HOME": cache}, stderr=subprocess.PIPE, text=True) as server:
-            told = []
-            for line in server.stderr:
-                told.append(line)
-                if line.startswith("ready "):
-                    break
-            server.terminate()
-        self.assertIn(f"{cache}/nestedfp/step-times: cannot be made: Not a directory", "".join(told))
+        self.assertIn(f"{cache}/nestedfp/step-times: cannot be made: Not a directory", told(XDG_CACHE_HOME=cache))
 
 
 class Start(Scratch):
-    def told(self, *flags, **environment):
-        command = [PROGRAM, "serve", F16_MODEL, "--port", "0", "--max-model-len", "16", "--max-num-seqs", "1", "--device", "cpu", *flags]
-        with subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True) as server:
-            told = []
-            for line in server.stderr:
-                told.append(line)
-                if line.startswith("ready "):
-                    break
-            server.terminate()
-        return "".join(told)
-
     def test_a_key_that_is_set_but_empty_is_told(self):
-        self.assertIn("NESTEDFP_API_KEY is set but empty", self.told("--precision", "fp16", NESTEDFP_API_KEY=""))
+        self.assertIn("NESTEDFP_API_KEY is set but empty", told("--precision", "fp16", NESTEDFP_API_KEY=""))
         for flags, given in ((["--api-key", "secret"], ""), ([], "secret")):
-            self.assertNotIn("is set but empty", self.told("--precision", "fp16", *flags, NESTEDFP_API_KEY=given))
+            self.assertNotIn("is set but empty", told("--precision", "fp16", *flags, NESTEDFP_API_KEY=given))
 
     def test_step_times_of_something_else_are_told(self):
         path, other = self.path("steps.json"), self.path("other.json")
@@ -68,18 +62,18 @@ class Start(Scratch):
         with open(path, "w", encoding="utf-8") as file:
             file.write(steps)
         table = json.loads(steps)
-        self.assertNotIn("--step-times", self.told("--step-times", path))
-        told = self.told("--step-times", path, "--dtype-kv", "fp8")
-        self.assertEqual(told.count(f"--step-times {path}: was measured with the "), 1, told)
-        self.assertIn("KV cache f16, and this is e4m3", told)
+        self.assertNotIn("--step-times", told("--step-times", path))
+        said = told("--step-times", path, "--dtype-kv", "fp8")
+        self.assertEqual(said.count(f"--step-times {path}: was measured with the "), 1, said)
+        self.assertIn("KV cache f16, and this is e4m3", said)
         table |= {"model": "large", "weight_bytes": 8, "device": "abacus"}
         for level in table["levels"]:
             level["precision"] = {"fp16": "fp16", "fp8": "fp8-w8a8", "fp8-w8a8": "fp8"}[level["precision"]]
         with open(other, "w", encoding="utf-8") as file:
             json.dump(table, file)
-        told = self.told("--step-times", other)
+        said = told("--step-times", other)
         for what in (r"model large \(8 bytes\), and this is .* bytes\)", "device abacus, and this is ", "precision fp8.*, and this is fp8"):
-            self.assertRegex(told, f"--step-times {other}: was measured with the {what}")
+            self.assertRegex(said, f"--step-times {other}: was measured with the {what}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 #include "server/api/json_schema.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <set>
@@ -330,13 +329,12 @@ const Json* find_reference(const Json& root, std::string_view reference) {
 }
 
 bool holds_schemas_by_name(std::string_view keyword) {
-  constexpr std::array<std::string_view, 5> kMaps = {"properties", "patternProperties", "$defs", "definitions",
-                                                     "dependentSchemas"};
-  return std::find(kMaps.begin(), kMaps.end(), keyword) != kMaps.end();
+  return is_one_of(keyword, kMaps) || keyword == "dependentSchemas";
 }
+
 bool holds_values(std::string_view keyword) {
-  constexpr std::array<std::string_view, 4> kValues = {"const", "enum", "default", "examples"};
-  return std::find(kValues.begin(), kValues.end(), keyword) != kValues.end();
+  constexpr std::string_view kValues[] = {"const", "enum", "default", "examples"};
+  return is_one_of(keyword, kValues);
 }
 
 bool is_count(std::string_view keyword) { return is_one_of(keyword, kCounts); }

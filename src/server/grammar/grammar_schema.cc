@@ -112,6 +112,16 @@ std::string safe_pattern(std::string_view pattern) {
   return out;
 }
 
+// Calls `visit` with what may be or hold schemas in the value of a schema's keyword.
+template <typename Visit>
+void each_below(const std::string& keyword, Json& value, const Visit& visit) {
+  if (holds_schemas_by_name(keyword) && value.is_object()) {
+    for (Json& named : value) visit(named);
+  } else if (!holds_values(keyword)) {
+    visit(value);
+  }
+}
+
 // xgrammar looks for the parts of a reference as they are written, and in objects only. So escapes give way to what
 // they mean, and what is in a list, or has a slash in its name, moves to where it can be found and leaves a reference
 // to it; and what is beside others by their patterns, which the Rewriter writes anew.
@@ -142,10 +152,8 @@ class References {
     for (auto& [keyword, value] : schema.items()) {
       if (keyword == "$ref" && value.is_string()) {
         value = written(value.get<std::string>());
-      } else if (holds_schemas_by_name(keyword) && value.is_object()) {
-        for (Json& named : value) visit(named);
-      } else if (!holds_values(keyword)) {
-        visit(value);
+      } else {
+        each_below(keyword, value, [this](Json& part) { visit(part); });
       }
     }
   }
@@ -186,10 +194,8 @@ class Rewriter {
     for (auto& [keyword, value] : schema.items()) {
       if (is_count(keyword)) {
         if (const auto count = count_of(value)) value = *count;  // xgrammar takes no 2.0
-      } else if (holds_schemas_by_name(keyword) && value.is_object()) {
-        for (Json& named : value) visit(named);
-      } else if (!holds_values(keyword)) {
-        visit(value);
+      } else {
+        each_below(keyword, value, [this](Json& part) { visit(part); });
       }
     }
     rewrite_text(schema);

@@ -15,15 +15,15 @@ Status check_model_shape(const StepReserve& most) {
                  "heads rotate {} of their {} features, and the GPU backend rotates multiples of 8; use --device cpu",
                  most.rotary_dim, most.head_dim);
   }
-  if (most.head_dim % 16 != 0 || most.head_dim > 256) {
+  if (most.head_dim % 16 != 0 || most.head_dim > kMaxAttentionHeadDim) {
     return error(ErrorCode::kUnsupported,
-                 "heads have {} features, and the GPU backend takes multiples of 16, 256 at most; use --device cpu",
-                 most.head_dim);
+                 "heads have {} features, and the GPU backend takes multiples of 16, {} at most; use --device cpu",
+                 most.head_dim, kMaxAttentionHeadDim);
   }
-  if (most.heads > 16 * most.kv_heads) {
+  if (most.heads > kMaxAttentionGroup * most.kv_heads) {
     return error(ErrorCode::kUnsupported,
-                 "{} query heads share {} KV heads, and the GPU backend takes 16 for each at most; use --device cpu",
-                 most.heads, most.kv_heads);
+                 "{} query heads share {} KV heads, and the GPU backend takes {} for each at most; use --device cpu",
+                 most.heads, most.kv_heads, kMaxAttentionGroup);
   }
   if (int64_t{most.sequences} * most.kv_heads > kMaxAttentionRows) {
     return error(ErrorCode::kUsage,

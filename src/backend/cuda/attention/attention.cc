@@ -30,9 +30,9 @@ Status check_shape(const AttentionCall& c) {
   const auto bad = [](std::string_view field, std::string_view rule) {
     return error(ErrorCode::kUsage, "attention: {} {}", field, rule);
   };
-  if (c.kv_heads <= 0 || c.heads <= 0 || c.heads % c.kv_heads != 0 || c.heads / c.kv_heads > 16)
+  if (c.kv_heads <= 0 || c.heads <= 0 || c.heads % c.kv_heads != 0 || c.heads / c.kv_heads > kMaxAttentionGroup)
     return bad("heads", "must be 1 to 16 times kv_heads");
-  if (c.head_dim <= 0 || c.head_dim % 16 != 0 || c.head_dim > 256)
+  if (c.head_dim <= 0 || c.head_dim % 16 != 0 || c.head_dim > kMaxAttentionHeadDim)
     return bad("head_dim", "must be a multiple of 16 up to 256");
   if (c.sequences <= 0 || int64_t{c.sequences} * c.kv_heads > kMaxAttentionRows)
     return bad("sequences", "must be positive, and sequences * kv_heads at most 65536");

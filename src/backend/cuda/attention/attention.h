@@ -88,6 +88,8 @@ struct AttentionCall {
 };
 
 inline constexpr int kMaxAttentionRows = 65536;  // sequences * kv_heads of a decode call
+inline constexpr int kMaxAttentionHeadDim = 256;
+inline constexpr int kMaxAttentionGroup = 16;  // heads that share a KV head
 
 inline constexpr size_t kPrefillWorkspaceBytes = 16;
 

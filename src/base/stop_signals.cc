@@ -54,13 +54,13 @@ void wait_for_stop_signal() {
   int number = 0;
   while (sigwait(&set, &number) != 0) {
   }
+  // By a handler: a thread for it is what the system may not have any more. Before the log, which may be a pipe that
+  // nobody reads and that is full.
+  for (const int again : {SIGINT, SIGTERM, SIGHUP}) {
+    if (sigismember(&set, again) == 1) std::signal(again, [](int) { _exit(130); });
+  }
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
   log::info("received {}: finishing what runs; a second signal ends at once", name_of(number));
-  std::thread([set] {
-    int again = 0;
-    while (sigwait(&set, &again) != 0) {
-    }
-    _exit(130);
-  }).detach();
 }
 
 StopRemovesTemporaries::StopRemovesTemporaries(std::optional<int> status) {

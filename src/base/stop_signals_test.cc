@@ -1,5 +1,6 @@
 #include "base/stop_signals.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -58,6 +59,31 @@ class StopSignals : public ::testing::Test {
     wait_for_stop_signal();
     _exit(0);
   }
+  void be_told_to_stop_twice() {
+    block_stop_signals();
+    ::kill(::getpid(), SIGTERM);
+    wait_for_stop_signal();
+    ::kill(::getpid(), SIGINT);
+    ::sleep(60);
+  }
+  void be_told_to_stop_twice_while_nobody_reads_the_log() {
+    log::set_level(log::Level::kInfo);
+    int ends[2];
+    if (::pipe2(ends, O_NONBLOCK) != 0) _exit(99);
+    while (::write(ends[1], "x", 1) == 1) {
+    }
+    ::fcntl(ends[1], F_SETFL, 0);
+    ::dup2(ends[1], STDERR_FILENO);
+    block_stop_signals();
+    ::kill(::getpid(), SIGTERM);
+    std::thread([] {
+      ::usleep(50000);
+      ::kill(::getpid(), SIGTERM);
+    }).detach();
+    ::alarm(60);
+    wait_for_stop_signal();
+    _exit(98);
+  }
   void write_to_a_broken_pipe() {
     std::signal(SIGPIPE, SIG_DFL);
     const StopRemovesTemporaries outer;
@@ -108,6 +134,14 @@ TEST_F(StopSignalsDeathTest, TheProcessEndsByTheSignalAndLeavesNothing) {
 
 TEST_F(StopSignalsDeathTest, AHangupThatIsIgnoredStaysSo) {
   EXPECT_EXIT(outlive_hangups(), ::testing::ExitedWithCode(0), "received SIGTERM");
+}
+
+TEST_F(StopSignalsDeathTest, TheSecondOneEndsAtOnce) {
+  EXPECT_EXIT(be_told_to_stop_twice(), ::testing::ExitedWithCode(130), "");
+}
+
+TEST_F(StopSignalsDeathTest, TheSecondOneEndsAlsoWhereNobodyReadsTheLog) {
+  EXPECT_EXIT(be_told_to_stop_twice_while_nobody_reads_the_log(), ::testing::ExitedWithCode(130), "");
 }
 
 TEST_F(StopSignalsDeathTest, NorDoesABrokenPipeLeaveAnything) {

@@ -9,6 +9,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "base/log.h"
 #include "base/mapping_guard.h"
@@ -95,8 +96,11 @@ int main(int argc, char** argv) {
     nfp::log::say("nestedfp: error: there is not enough memory; use a smaller model, context or batch\n");
     return 1;
   } catch (const std::exception& failed) {
-    // None should come this far; on its way temporary files were removed.
-    nfp::log::say("nestedfp: error: {}\n", failed.what());
+    // None should come this far but those of threads; on its way temporary files were removed.
+    const auto* const refused = dynamic_cast<const std::system_error*>(&failed);
+    const bool no_thread = refused != nullptr && refused->code() == std::errc::resource_unavailable_try_again;
+    nfp::log::say("nestedfp: error: {}{}{}\n", no_thread ? "cannot start a thread: " : "", failed.what(),
+                  no_thread ? "; allow more (ulimit -u and -v, a container's limit of processes)" : "");
     return 1;
   }
   return finish(status);

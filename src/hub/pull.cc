@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "base/atomic_file.h"
@@ -99,17 +100,22 @@ class Pull {
     Shared shared;
     std::vector<std::thread> threads;
     const size_t count = std::min(files.size(), static_cast<size_t>(std::max(options_.jobs, 1)));
-    for (size_t i = 0; i < count; ++i) threads.emplace_back([&] { work(files, shared); });
-    // The threads look at one flag, which a failure among them sets as well as the caller's stop.
-    std::thread watch([&] {
-      while (!shared.ended.load()) {
-        if (options_.stop != nullptr && options_.stop->load()) shared.stop.store(true);
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    try {
+      for (size_t i = 0; i < count; ++i) {
+        threads.emplace_back([&] {
+          work(files, shared);
+          ++shared.ended;
+        });
       }
-    });
+    } catch (const std::system_error&) {  // those that the system gives will do
+      if (threads.empty()) throw;
+    }
+    // The threads look at one flag, which a failure among them sets as well as the caller's stop.
+    while (shared.ended.load() < threads.size()) {
+      if (options_.stop != nullptr && options_.stop->load()) shared.stop.store(true);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
     for (std::thread& thread : threads) thread.join();
-    shared.ended.store(true);
-    watch.join();
     if (!shared.failure.ok() && shared.failure.error().code == ErrorCode::kCancelled) {
       return error(ErrorCode::kCancelled, "{}: stopped; run it again to go on from here", name_.text());
     }
@@ -121,7 +127,7 @@ class Pull {
     size_t next = 0;
     Status failure;
     std::atomic<bool> stop{false};
-    std::atomic<bool> ended{false};
+    std::atomic<size_t> ended{0};  // threads
   };
 
   void work(const std::vector<HubFile>& files, Shared& shared) {

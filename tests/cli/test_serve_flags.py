@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import unittest
 
@@ -23,10 +24,13 @@ class ServeFlags(unittest.TestCase):
         self.assertEqual(sorted(explained - flags), [])
 
 
+def serving(*flags):
+    return [PROGRAM, "serve", F16_MODEL, "--port", "0", "--max-model-len", "16", "--max-num-seqs", "1", "--device", "cpu", *flags]
+
+
 def told(*flags, **environment):
     """What serve says until it serves."""
-    command = [PROGRAM, "serve", F16_MODEL, "--port", "0", "--max-model-len", "16", "--max-num-seqs", "1", "--device", "cpu", *flags]
-    with subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(serving(*flags), env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True) as server:
         lines = []
         for line in server.stderr:
             lines.append(line)
@@ -74,6 +78,38 @@ class Start(Scratch):
         said = told("--step-times", other)
         for what in (r"model large \(8 bytes\), and this is .* bytes\)", "device abacus, and this is ", "precision fp8.*, and this is fp8"):
             self.assertRegex(said, f"--step-times {other}: was measured with the {what}")
+
+    @unittest.skipIf(os.environ.get("NFP_SANITIZE"), "a sanitizer's own memory would count")
+    def test_threads_that_the_system_does_not_give_are_told(self):
+        """Wherever in the start the limit is met. A thread's stack is 8 MB of the address space."""
+        refusals = 0
+        for megabytes in range(200, 600, 25):
+            limited = ["sh", "-c", f'ulimit -s 8192; ulimit -v {megabytes * 1024}; exec "$0" "$@"']
+            command = limited + serving("--threads", "2", "--io-threads", "1", "--precision", "fp16")
+            with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+                said = []
+                for line in server.stderr:
+                    said.append(line)
+                    if line.startswith("ready "):
+                        server.terminate()
+            errors = [line for line in said if "error" in line or "terminate" in line]
+            self.assertEqual(server.returncode, 1 if errors else 0, said)
+            self.assertLessEqual(len(errors), 1, said)
+            refusals += any(re.match("nestedfp: error: cannot start a thread: .*ulimit -u", line) for line in errors)
+        self.assertGreater(refusals, 0)
+
+    @unittest.skipIf(os.environ.get("NFP_SANITIZE"), "a sanitizer's own memory would count")
+    def test_a_stop_signal_needs_no_thread(self):
+        with subprocess.Popen(serving("--precision", "fp16"), stderr=subprocess.PIPE, text=True) as server:
+            for line in server.stderr:
+                if line.startswith("ready "):
+                    break
+            with open(f"/proc/{server.pid}/status", encoding="ascii") as file:
+                size = int(re.search(r"VmSize:\s+(\d+) kB", file.read()).group(1)) << 10
+            resource.prlimit(server.pid, resource.RLIMIT_AS, (size, size))
+            server.terminate()
+            said = server.stderr.read()
+        self.assertEqual(server.returncode, 0, said)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <exception>
+#include <system_error>
 #include <utility>
 
 #include "base/log.h"
@@ -12,10 +13,17 @@ namespace nfp::server {
 
 WorkPool::WorkPool(int threads, size_t max_queue)
     : max_queue_(max_queue), running_(static_cast<size_t>(threads), std::stop_source(std::nostopstate)) {
-  for (size_t i = 0; i < running_.size(); ++i) threads_.emplace_back([this, i] { loop(i); });
+  try {
+    for (size_t i = 0; i < running_.size(); ++i) threads_.emplace_back([this, i] { loop(i); });
+  } catch (const std::system_error&) {  // the system has no more threads
+    end();
+    throw;
+  }
 }
 
-WorkPool::~WorkPool() {
+WorkPool::~WorkPool() { end(); }
+
+void WorkPool::end() {
   std::vector<std::stop_source> running;
   {
     const std::lock_guard lock(mutex_);

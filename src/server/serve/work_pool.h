@@ -27,6 +27,7 @@ class WorkPool {
     std::stop_source stop;
   };
   void loop(size_t thread);
+  void end();
   const size_t max_queue_;
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -57,7 +57,8 @@ class GrammarCompiler {
   // The grammar where it is compiled already, else null. Never waits.
   virtual Compiled find(const GrammarSpec& spec) = 0;
   // From any thread; equal grammars are compiled once. Waits, up to GrammarLimits::compile_time, or until `stop`.
-  // Errors: kInvalidInput (not a schema, not a grammar, too costly), kUnsupported, kResource (others wait), kCancelled.
+  // Errors: kInvalidInput (not a schema, not a grammar, too costly), kUnsupported, kResource (others wait, or the
+  // system gives no process), kCancelled.
   virtual Result<Compiled> compile(const GrammarSpec& spec, const std::stop_token& stop = {}) = 0;
   virtual const GrammarStats& stats() const = 0;
 };

@@ -58,6 +58,7 @@ void ProcessConstraint::take_bytes() {
     if (n <= 0) return lost();
     received_ += static_cast<size_t>(n);
     if (received_ < head) continue;
+    if (reply_.status == WireStatus::kNoProcess) return fail(kNoProcessForGrammar, ErrorCode::kResource);
     if (reply_.status == WireStatus::kTooSlow) {
       grammar_->stats->answers_stopped.fetch_add(1, std::memory_order_relaxed);
       return fail(
@@ -84,8 +85,7 @@ bool ProcessConstraint::ready(std::chrono::microseconds wait) {
     } else {
       if (asked_ == Clock::time_point()) asked_ = Clock::now();
       if (!grammar_->alive()) lost();
-      if (failure_.empty() && Clock::now() - asked_ > kLongest)
-        fail("no process could be made for a grammar; try again later", ErrorCode::kResource);
+      if (failure_.empty() && Clock::now() - asked_ > kLongest) fail(kNoProcessForGrammar, ErrorCode::kResource);
       return !failure_.empty();
     }
   }

@@ -14,6 +14,8 @@
 
 namespace nfp::server {
 
+inline constexpr char kNoProcessForGrammar[] = "no process could be made for a grammar; try again later";
+
 // A grammar's process, for as long as this lives.
 class GrammarProcess {
  public:

@@ -323,6 +323,46 @@ TEST_F(GrammarTest, AllProcessesKilledEndsTheAnswersUnderWayOnly) {
   EXPECT_GE(compiler_->stats().restarts, 1u);
 }
 
+// What the client sent is not to blame for a limit of processes, nor for one of open files.
+void meet_limits(GrammarCompiler& compiler) {
+  const auto check = [](bool holds, const std::string& what) {
+    if (holds) return;
+    fmt::print(stderr, "{}\n", what);
+    _exit(1);
+  };
+  const std::string said = "no process could be made for a grammar; try again later";
+  const auto refused = [&](const char* regex) {
+    const auto compiled = compiler.compile(spec(Kind::kRegex, regex));
+    check(!compiled.ok() && compiled.error().code == ErrorCode::kResource && compiled.error().message == said,
+          compiled.ok() ? "compiled" : compiled.error().message);
+  };
+  // Nobody's limits are those of who is root.
+  if (getuid() == 0) check(setresgid(65534, 65534, 65534) == 0 && setresuid(65534, 65534, 65534) == 0, "setresuid");
+  const auto compiled = compiler.compile(spec(Kind::kRegex, "[a-c]+"));
+  check(compiled.ok(), "a grammar before there are limits");
+  rlimit files{};
+  getrlimit(RLIMIT_NOFILE, &files);
+  const rlimit none{0, files.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  refused("[d-f]+");
+  setrlimit(RLIMIT_NOFILE, &files);
+  const rlimit one{1, 1};
+  for (const Thread& thread : threads_below(getpid())) prlimit(thread.process, RLIMIT_NPROC, &one, nullptr);
+  refused("[g-i]+");
+  const auto answer = (*compiled)->instantiate();
+  check(!goes_on(*answer, "abc") && answer->failure() == said && answer->failure_code() == ErrorCode::kResource,
+        std::string(answer->failure()));
+  _exit(0);
+}
+
+using GrammarDeathTest = GrammarTest;
+
+TEST_F(GrammarDeathTest, WhereTheSystemGivesNoProcessItIsNotTheGrammar) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(meet_limits(*compiler_), ::testing::ExitedWithCode(0), "");
+}
+
 // Nothing that belongs to a grammar may take a processor from the server's threads for long.
 TEST_F(GrammarTest, GivesWayToTheServer) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";

@@ -75,6 +75,7 @@ enum class WireStatus : uint32_t {
   kAll,      // a matcher: every token is allowed
   kRefused,  // compiling: `size` bytes of explanation follow. A matcher: the token was not allowed
   kTooSlow,
+  kNoProcess,  // the system gives none for what was asked
 };
 
 struct Reply {

@@ -20,6 +20,7 @@
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -237,6 +238,12 @@ std::string explanation(const std::exception& failure) {
   return std::string(what.substr(0, 300));
 }
 
+// To who waits for the process that was to have the other end.
+void tell_there_is_none(int socket) {
+  const Reply reply{WireStatus::kNoProcess, 0, 0};
+  send_all(socket, &reply, sizeof(reply));
+}
+
 [[noreturn]] void grammar_main(const xgrammar::TokenizerInfo& tokens, int32_t vocab, int fd) {
   CompileHead head;
   if (!receive_all(fd, &head, sizeof(head))) _exit(0);
@@ -247,7 +254,7 @@ std::string explanation(const std::exception& failure) {
   std::string refusal;
   // On a thread, as giving way is a thread's: the answers' processes, copies of this one, start as the server is.
   block_ticks(true);
-  std::thread([&] {
+  const auto work = [&] {
     const int64_t limit_us = int64_t{head.compile_ms} * 1000;
     const Watch watch(fd, limit_us, limit_us, kCompiling, 0);
     block_ticks(false);
@@ -266,7 +273,13 @@ std::string explanation(const std::exception& failure) {
       refusal = explanation(failure);
       if (refusal.empty()) refusal = "it is not understood";
     }
-  }).join();
+  };
+  try {
+    std::thread(work).join();
+  } catch (const std::system_error&) {
+    tell_there_is_none(fd);
+    _exit(0);
+  }
   block_ticks(false);
   given_way = 0;
   Reply reply;
@@ -278,10 +291,12 @@ std::string explanation(const std::exception& failure) {
   }
   while (auto message = receive_with_fd(fd)) {
     if (message->first != kMatch || !message->second) continue;
-    if (fork() == 0) {
+    const pid_t made = fork();
+    if (made == 0) {
       close(fd);
       matcher_main(*grammar, vocab, head, message->second.get());
     }
+    if (made < 0) tell_there_is_none(message->second.get());
   }
   _exit(0);
 }
@@ -315,10 +330,12 @@ std::optional<std::pair<xgrammar::TokenizerInfo, int32_t>> read_vocabulary(int c
       vocabulary = read_vocabulary(channel);
       if (!vocabulary) break;
     } else if (message->first == kCompile && message->second && vocabulary) {
-      if (fork() == 0) {
+      const pid_t made = fork();
+      if (made == 0) {
         close(channel);
         grammar_main(vocabulary->first, vocabulary->second, message->second.get());
       }
+      if (made < 0) tell_there_is_none(message->second.get());
     }
   }
   _exit(0);

@@ -273,6 +273,11 @@ class XgrammarCompiler final : public GrammarCompiler {
                  std::chrono::duration<double>(limits_.compile_time).count());
   }
 
+  Error no_process() {
+    ++stats_.refused_failed;
+    return Error{ErrorCode::kResource, kNoProcessForGrammar};
+  }
+
   // Whether the process that makes others has ended too. Both may be killed at once, and this one be gone first.
   bool host_ends() const {
     constexpr int kLooks = 20;
@@ -286,6 +291,7 @@ class XgrammarCompiler final : public GrammarCompiler {
     constexpr int kTries = 4;  // the processes above the compiling one may be seen to be gone one by one
     for (int tries = 1;; ++tries) {
       std::optional<Fd> socket = ask(source);
+      const bool asked = socket.has_value();
       Reply reply;
       if (socket) {
         NFP_RETURN_IF_ERROR(wait(socket->get(), spec, stop, begin));
@@ -294,10 +300,12 @@ class XgrammarCompiler final : public GrammarCompiler {
       if (!socket) {
         // Where the process that should have made this one has ended, nothing is said about the grammar.
         if (tries < kTries && host_ends()) continue;
+        if (!asked) return no_process();
         ++stats_.refused_failed;
         return error(ErrorCode::kInvalidInput,
                      "'{}' cannot be compiled: it needs too much memory or is nested too deeply", spec.param);
       }
+      if (reply.status == WireStatus::kNoProcess) return no_process();
       if (reply.status == WireStatus::kTooSlow) return too_slow(spec);
       if (reply.status == WireStatus::kRefused) {
         std::string text(reply.size, '\0');

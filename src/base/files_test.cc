@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <pwd.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -10,12 +11,14 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 
 #include "base/atomic_file.h"
 #include "base/json_depth.h"
 #include "base/mapped_file.h"
 #include "base/mapping_guard.h"
 #include "base/testing/scratch_test.h"
+#include "base/user_folders.h"
 
 namespace nfp {
 namespace {
@@ -30,6 +33,32 @@ TEST_F(Files, WrittenIsRead) {
   EXPECT_EQ(mapped->bytes().size(), 5u);
   EXPECT_EQ(read_text_file(path).value(), "hello");
   EXPECT_FALSE(read_text_file(path, 4).ok());
+}
+
+// Services of root have no HOME, and find what root has fetched all the same.
+TEST_F(Files, WithoutHomeFoldersAreThoseOfTheUser) {
+  const passwd* const user = ::getpwuid(::getuid());
+  if (user == nullptr) GTEST_SKIP() << "the system does not know this user";
+  const std::string known = user->pw_dir;
+  const auto kept = [](const char* name) {
+    const char* value = std::getenv(name);
+    return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+  };
+  const auto home = kept("HOME"), cache = kept("XDG_CACHE_HOME");
+  unsetenv("XDG_CACHE_HOME");
+  setenv("HOME", "/somewhere", 1);
+  EXPECT_EQ(home_folder(), "/somewhere");
+  EXPECT_EQ(user_cache_folder(), "/somewhere/.cache/nestedfp");
+  setenv("XDG_CACHE_HOME", "/x", 1);
+  EXPECT_EQ(user_cache_folder(), "/x/nestedfp");
+  for (const char* name : {"HOME", "XDG_CACHE_HOME"}) unsetenv(name);
+  EXPECT_EQ(home_folder(), known);
+  EXPECT_EQ(user_cache_folder(), known + "/.cache/nestedfp");
+  setenv("HOME", "", 1);
+  EXPECT_EQ(home_folder(), known);
+  unsetenv("HOME");
+  if (home) setenv("HOME", home->c_str(), 1);
+  if (cache) setenv("XDG_CACHE_HOME", cache->c_str(), 1);
 }
 
 using FilesDeathTest = Files;

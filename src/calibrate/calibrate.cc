@@ -8,6 +8,7 @@
 #include "base/cpu_topology.h"
 #include "base/json_depth.h"
 #include "base/mapped_file.h"
+#include "base/user_folders.h"
 #include "calibrate/choose_layers.h"
 #include "calibrate/smoothing.h"
 #include "calibrate/store.h"
@@ -192,10 +193,8 @@ Result<Calibration> calibrate(const std::string& model, const CalibrationOptions
                  source->path(), source->stored_fp8()->text);
   }
   NFP_ASSIGN_OR_RETURN(const uint64_t key, settings_key(*source, options));
-  std::string cache = options.cache;
-  if (cache.empty()) {
-    NFP_ASSIGN_OR_RETURN(cache, user_cache_folder());
-  }
+  const std::string cache = options.cache.empty() ? user_cache_folder() : options.cache;
+  if (cache.empty()) return error(ErrorCode::kIo, "no folder for the cache: set XDG_CACHE_HOME or HOME");
   NFP_ASSIGN_OR_RETURN(const CalibrationStore store, CalibrationStore::open(cache, key));
 
   auto text = saved_text(store, config);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -63,16 +62,6 @@ Result<std::vector<uint64_t>> hash_pieces(const ModelSource& source, const Tenso
 }
 
 }  // namespace
-
-Result<std::string> user_cache_folder() {
-  if (const char* folder = std::getenv("XDG_CACHE_HOME"); folder != nullptr && *folder != '\0') {
-    return std::string(folder) + "/nestedfp";
-  }
-  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') {
-    return std::string(home) + "/.cache/nestedfp";
-  }
-  return error(ErrorCode::kIo, "no folder for the cache: set XDG_CACHE_HOME or HOME");
-}
 
 Result<uint64_t> content_key(const ModelSource& source, ThreadPool& threads, const ProgressCallback& progress) {
   uint64_t total = 0, done = 0;

@@ -18,9 +18,6 @@
 
 namespace nfp {
 
-// $XDG_CACHE_HOME/nestedfp, or ~/.cache/nestedfp. Error: neither is known.
-Result<std::string> user_cache_folder();
-
 // Tells models apart: the configuration, and names, shapes, types and values of all tensors. The same for any number of
 // threads.
 Result<uint64_t> content_key(const ModelSource& source, ThreadPool& threads, const ProgressCallback& progress);

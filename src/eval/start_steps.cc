@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -11,6 +10,7 @@
 #include "base/atomic_file.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
+#include "base/user_folders.h"
 #include "eval/bench_engine.h"
 #include "eval/step_probe.h"
 
@@ -21,10 +21,8 @@ namespace fs = std::filesystem;
 
 fs::path folder_of(const StartStepsOptions& options) {
   if (!options.folder.empty()) return options.folder;
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  if (cache != nullptr && *cache != '\0') return fs::path(cache) / "nestedfp" / "step-times";
-  const char* home = std::getenv("HOME");
-  return home != nullptr && *home != '\0' ? fs::path(home) / ".cache" / "nestedfp" / "step-times" : fs::path();
+  const std::string cache = user_cache_folder();
+  return cache.empty() ? fs::path() : fs::path(cache) / "step-times";
 }
 
 // What is measured: the options as the engine's runner takes them, in a shorter context.

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "base/mapped_file.h"
+#include "base/user_folders.h"
 
 namespace nfp {
 
@@ -50,14 +51,14 @@ std::string with_variables(std::string_view text) {
 
 std::string path_variable(const char* name) {
   std::string text = variable(name);
-  if (text == "~" || text.starts_with("~/")) text.replace(0, 1, variable("HOME"));
+  if (text == "~" || text.starts_with("~/")) text.replace(0, 1, home_folder());
   return with_variables(text);
 }
 
 std::string hub_home() {
   if (std::string home = path_variable("HF_HOME"); !home.empty()) return home;
   if (const std::string xdg = path_variable("XDG_CACHE_HOME"); !xdg.empty()) return xdg + "/huggingface";
-  return variable("HOME") + "/.cache/huggingface";
+  return home_folder() + "/.cache/huggingface";
 }
 
 std::string hub_cache() {

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <utility>
 
+#include "base/user_folders.h"
 #include "io/testing/model_files.h"
 
 namespace nfp {
@@ -76,8 +77,7 @@ class HubCacheTest : public testing::ScratchTest {
 };
 
 TEST_F(HubCacheTest, ThePlaceIsThatOfTheOtherClients) {
-  const char* set = std::getenv("HOME");
-  const std::string home = set != nullptr ? set : "";
+  const std::string home = home_folder();
   EXPECT_EQ(hub_cache(), home + "/.cache/huggingface/hub");
   setenv("XDG_CACHE_HOME", "/x", 1);
   EXPECT_EQ(hub_cache(), "/x/huggingface/hub");

@@ -9,6 +9,7 @@
 #include "base/process_memory.h"
 #include "server/grammar/grammar.h"
 #include "server/metrics/process_facts.h"
+#include "text/utf8.h"
 
 namespace nfp::server {
 namespace {
@@ -62,9 +63,10 @@ class Writer {
   std::string_view labels_;
 };
 
+// What is not UTF-8 becomes U+FFFD: Prometheus refuses all of a scrape that has such a byte.
 std::string escape_label(std::string_view text) {
   std::string out;
-  for (const char c : text) {
+  for (const char c : text::utf8_lossy(text)) {
     if (c == '\\' || c == '"') out += '\\';
     if (c == '\n') {
       out += "\\n";

@@ -64,6 +64,14 @@ TEST(Metrics, CountsUnderVllmsNames) {
   EXPECT_TRUE(has_line(text, "nestedfp:step_time_seconds_count{" + m + ",precision=\"fp16\"} 0"));
 }
 
+TEST(Metrics, NamesAreUtf8) {
+  Metrics metrics;
+  Metrics::Facts facts;
+  facts.model_name = "a\xff\\\n\xc3\xbc";
+  const std::string text = metrics.prometheus(facts);
+  EXPECT_NE(text.find("{model_name=\"a\uFFFD\\\\\\n\u00fc\","), std::string::npos) << text.substr(0, 1000);
+}
+
 // What routers and autoscalers take: attainment by tier, the level, and how well steps are predicted.
 TEST(Metrics, AttainmentLevelAndPredictions) {
   Metrics metrics;

@@ -31,7 +31,7 @@ struct ServerOptions {
 
 struct ServerStats {
   uint64_t connections = 0;       // open now
-  uint64_t exchanges = 0;         // requests being answered now
+  uint64_t exchanges = 0;         // requests whose answer is being made or sent now
   uint64_t accepted = 0;          // connections so far
   uint64_t refused = 0;           // connections beyond max_connections
   uint64_t slow_readers_cut = 0;  // streams cut off at max_stream_buffer or write_timeout

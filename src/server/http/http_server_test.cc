@@ -398,6 +398,25 @@ TEST_F(HttpServerTest, DrainsWhatRuns) {
   EXPECT_TRUE(busy.until("0\r\n\r\n").ends_with("3\r\nend\r\n0\r\n\r\n"));
 }
 
+// A client over a slow line has all of an answer that was made before the end.
+TEST_F(HttpServerTest, DrainsWhatIsBeingSent) {
+  ServerOptions options;
+  options.max_body_bytes = 64u << 20;
+  start(options);
+  Client client(server_->port(), /*receive_buffer=*/64 << 10);
+  const std::string body(24u << 20, 'x');
+  client.send(fmt::format("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.size()));
+  client.send(body);
+  size_t got = client.some(1u << 20);
+  server_->stop_accepting();
+  EXPECT_FALSE(server_->wait_idle(200ms));
+  std::thread reads([&] { got += client.rest_size("end of the connection"); });
+  EXPECT_TRUE(server_->wait_idle(10'000ms));
+  server_->stop();
+  reads.join();
+  EXPECT_GE(got, body.size());
+}
+
 TEST_F(HttpServerTest, BoundsConnections) {
   ServerOptions options;
   options.max_connections = 2;

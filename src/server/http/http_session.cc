@@ -109,6 +109,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   void answer_early(const Response& response);
   void append_head(const Response& response, bool chunked);
   void end_answer();
+  void count_end();
   void abort_connection();
   void set_phase(Phase phase, std::chrono::milliseconds allowed);
   void take_head(const RequestReader& reader);
@@ -129,7 +130,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   Clock::time_point arrived_;  // when that was read
   uint64_t serial_ = 0;        // of the current exchange
   bool active_ = false;        // an exchange is being answered
-  bool counted_ = false;
+  bool counted_ = false;       // among the exchanges, until all of the answer is the kernel's
   bool keep_alive_ = true;
   bool http_1_0_ = false;
   bool head_only_ = false;
@@ -411,11 +412,11 @@ void Session::end_answer() {
   if (!keep_alive_) close_after_ = true;
   // The coroutine may be in a read that watches the client; that read then simply brings the next request.
   set_phase(Phase::kIdle, context_.options->idle_timeout);
-  if (counted_) {
-    counted_ = false;
-    --context_.counters->exchanges;
-  }
   loop_->flush_later(shared_from_this());
+}
+
+void Session::count_end() {
+  if (std::exchange(counted_, false)) --context_.counters->exchanges;
 }
 
 void Session::abandon(uint64_t serial) {
@@ -430,6 +431,7 @@ void Session::abandon(uint64_t serial) {
 void Session::flush() {
   if (sending_ || closed_) return;
   if (out_.empty()) {
+    if (!active_) count_end();
     if (phase_ == Phase::kIdle && !active_) set_phase(Phase::kIdle, context_.options->idle_timeout);
     if (close_after_ && !active_ && phase_ != Phase::kLingering) {
       // The coroutine may be reading: end that, so that it closes the connection.
@@ -482,10 +484,7 @@ void Session::abort_connection() {
   error_code ec;
   socket_.close(ec);
   wake_.cancel();
-  if (counted_) {
-    counted_ = false;
-    --context_.counters->exchanges;
-  }
+  count_end();
   active_ = false;
   if (auto callback = std::exchange(on_abort_, nullptr)) callback();
 }

@@ -62,6 +62,17 @@ class Unit(unittest.TestCase):
         (stop,) = re.findall(r"^TimeoutStopSec=(\d+)$", text_of("nestedfp.service"), re.M)
         self.assertGreater(int(stop), int(drain))
 
+    def test_what_stays_wrong_is_not_started_again(self):
+        (status,) = re.findall(r"^RestartPreventExitStatus=(\d+)$", text_of("nestedfp.service"), re.M)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "serve.toml")
+            for text in (None, 'modl = "x"\n', 'model = "x"\nport = -1\n'):
+                if text is not None:
+                    with open(path, "w") as file:
+                        file.write(text)
+                done = subprocess.run([PROGRAM, "serve", "--config", path], capture_output=True, text=True, timeout=60)
+                self.assertEqual(done.returncode, int(status), done.stderr)
+
     def test_the_example_configuration_is_one(self):
         env = {**os.environ, "HF_HUB_CACHE": "/nowhere"}
         path = os.path.join(FOLDER, "serve.toml")

@@ -22,6 +22,8 @@
 
 #include "base/gpu_energy.h"
 #include "base/json_depth.h"
+#include "base/log.h"
+#include "base/open_files.h"
 
 namespace nfp {
 namespace {
@@ -55,6 +57,7 @@ class Player {
       return error(ErrorCode::kIo, "--url {}: {} cannot be resolved: {}", options_.url, address_.host,
                    failed.message());
     }
+    allow_most_open_files();
     const ServerCounts before = server_counts();
     const Result<GpuEnergy> energy = energy_of_server();
     const double joules = energy.ok() ? energy->joules() : 0;
@@ -63,15 +66,16 @@ class Player {
     run_all();
     outcome_.seconds = seconds_since(start_);
     if (energy.ok()) outcome_.joules = energy->joules() - joules;
-    ServerCounts after = server_counts();
-    for (const auto& [share, tokens] : before.tokens_by_share) after.tokens_by_share[share] -= tokens;
-    for (const auto& [reason, count] : before.level_changes) after.level_changes[reason] -= count;
-    outcome_.tokens_by_share = std::move(after.tokens_by_share);
-    for (const auto& [reason, count] : after.level_changes) outcome_.count_switches(reason, count);
-    const bool any =
-        std::any_of(outcome_.requests.begin(), outcome_.requests.end(), [](const auto& r) { return r.done; });
-    if (!any)
+    ServerCounts counted = counts_between(before, server_counts());
+    outcome_.tokens_by_share = std::move(counted.tokens_by_share);
+    for (const auto& [reason, count] : counted.level_changes) outcome_.count_switches(reason, count);
+    const auto failures =
+        std::count_if(outcome_.requests.begin(), outcome_.requests.end(), [](const auto& r) { return !r.done; });
+    if (failures == std::ssize(outcome_.requests))
       return error(ErrorCode::kIo, "{}: no request was answered; the last failed with: {}", options_.url, reason_);
+    if (failures > 0)
+      log::warn("{}: {} of {} requests failed, the last with: {}", options_.url, failures, outcome_.requests.size(),
+                reason_);
     return std::move(outcome_);
   }
 
@@ -291,6 +295,18 @@ ServerCounts parse_server_counts(std::string_view metrics) {
     if (share >= 0 && share <= 1) counts.tokens_by_share[share] += static_cast<int64_t>(count);
   }
   return counts;
+}
+
+ServerCounts counts_between(const ServerCounts& before, ServerCounts after) {
+  for (const auto& [share, tokens] : before.tokens_by_share) {
+    if ((after.tokens_by_share[share] -= tokens) < 0) return {};
+  }
+  for (const auto& [reason, count] : before.level_changes) {
+    uint64_t& changes = after.level_changes[reason];
+    if (changes < count) return {};
+    changes -= count;
+  }
+  return after;
 }
 
 Result<HttpAddress> parse_http_url(const std::string& url) {

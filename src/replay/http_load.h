@@ -40,6 +40,8 @@ struct ServerCounts {
   std::map<std::string, uint64_t> level_changes;  // by reason (kLevelChangeNames)
 };
 ServerCounts parse_server_counts(std::string_view metrics);
+// Nothing where a count went back: the server was started again meanwhile, or is gone.
+ServerCounts counts_between(const ServerCounts& before, ServerCounts after);
 
 struct HttpAddress {
   std::string authority;  // of the URL, for Host: "[::1]:81"

@@ -3,10 +3,14 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <initializer_list>
+#include <map>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -206,6 +210,42 @@ TEST(HttpLoad, ReadsTokensByLevelAndChanges) {
   EXPECT_EQ(counts.tokens_by_share, (std::map<double, int64_t>{{0.0, 120}, {0.88, 1000}}));
   EXPECT_EQ(counts.level_changes, (std::map<std::string, uint64_t>{{"first_tokens", 3}, {"room", 2}}));
   EXPECT_TRUE(parse_server_counts("").tokens_by_share.empty());
+}
+
+TEST(HttpLoad, CountsOfAServerThatWasStartedAgainAreNone) {
+  const ServerCounts before{{{0.0, 100}, {0.5, 7}}, {{"room", 3}}};
+  const ServerCounts more = counts_between(before, {{{0.0, 150}, {0.5, 7}, {1.0, 2}}, {{"room", 3}, {"pace", 1}}});
+  EXPECT_EQ(more.tokens_by_share, (std::map<double, int64_t>{{0.0, 50}, {0.5, 0}, {1.0, 2}}));
+  EXPECT_EQ(more.level_changes, (std::map<std::string, uint64_t>{{"room", 0}, {"pace", 1}}));
+  for (const ServerCounts& after : std::initializer_list<ServerCounts>{
+           {}, {{{0.0, 150}}, {{"room", 3}}}, {{{0.0, 150}, {0.5, 7}}, {{"room", 2}, {"pace", 1}}}}) {
+    const ServerCounts none = counts_between(before, after);
+    EXPECT_TRUE(none.tokens_by_share.empty());
+    EXPECT_TRUE(none.level_changes.empty());
+  }
+}
+
+// Each request that is under way is a connection, and its lack of descriptors would be taken for the server's failure.
+TEST(HttpLoad, TakesAsManyFilesAsItMay) {
+  rlimit before{}, low{}, after{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  low = {std::min<rlim_t>(before.rlim_max, 64), before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  const StreamServer server({std::string(kTwoTokens) + kDone, kDone});
+  Trace trace;
+  trace.requests = {{0, 4, 2}, {0, 4, 2}};
+  HttpLoadOptions options;
+  options.url = server.url();
+  ::testing::internal::CaptureStderr();
+  const auto outcome = play_over_http(trace, options, {});
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  ::getrlimit(RLIMIT_NOFILE, &after);
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  ASSERT_TRUE(outcome.ok()) << outcome.error().message;
+  EXPECT_EQ(after.rlim_cur, before.rlim_max);
+  // Why some failed, where not all did, is told.
+  EXPECT_NE(said.find("1 of 2 requests failed, the last with: its stream ended without an answer"), std::string::npos)
+      << said;
 }
 
 }  // namespace

@@ -7,11 +7,11 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <sys/resource.h>
 
 #include <thread>
 
 #include "base/log.h"
+#include "base/open_files.h"
 #include "server/http/http_session.h"
 
 namespace nfp::http {
@@ -183,12 +183,7 @@ Result<std::unique_ptr<Server>> Server::listen(ServerOptions options, Handler* h
   }
   impl->endpoint = acceptor.local_endpoint(ec);
 
-  // A connection is a file descriptor: take as many as we are allowed to.
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-  }
+  allow_most_open_files();
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -187,6 +188,19 @@ def test_too_many_connections_are_told_in_the_log(launch):
     time.sleep(0.5)
     assert httpx.get(server.url + "/health").status_code == 200
     second.close()
+
+
+def test_too_few_open_files_are_told_in_the_log(launch):
+    server = launch()
+    before = server.metric("process_open_fds")
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (int(before) + 3,) * 2)
+    clients = [server.connect() for _ in range(10)]
+    time.sleep(1)
+    told = [line for line in server.output().splitlines() if "accept failed: Too many open files; " in line]
+    assert len(told) == 1 and "ulimit -n" in told[0], server.output()
+    for client in clients:
+        client.close()
+    assert httpx.get(server.url + "/health", timeout=20).status_code == 200
 
 
 def test_slow_clients_are_cut_off(launch):

@@ -106,14 +106,24 @@ struct Server::Impl {
 
 asio::awaitable<void> Server::Impl::accept_loop() {
   asio::steady_timer pause(loops[0]->context);
-  auto next_warning = std::chrono::steady_clock::now();
+  // Of one kind one at most in ten seconds: either may last for hours.
+  auto next_refusal = std::chrono::steady_clock::now(), next_failure = next_refusal;
+  const auto is_due = [](std::chrono::steady_clock::time_point& next) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now < next) return false;
+    next = now + std::chrono::seconds(10);
+    return true;
+  };
   while (acceptor->is_open()) {
     IoLoop* loop = loops[next_loop++ % loops.size()].get();
     error_code ec;
     tcp::socket socket = co_await acceptor->async_accept(loop->context, asio::redirect_error(asio::use_awaitable, ec));
     if (ec == asio::error::operation_aborted || !acceptor->is_open()) co_return;
     if (ec) {  // out of file descriptors, or the client was faster in leaving
-      log::warn("accept failed: {}", ec.message());
+      if (is_due(next_failure)) {
+        const bool files = ec == asio::error::no_descriptors;
+        log::warn("accept failed: {}{}", ec.message(), files ? "; allow more open files (ulimit -n)" : "");
+      }
       pause.expires_after(std::chrono::milliseconds(50));
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
       continue;
@@ -122,8 +132,7 @@ asio::awaitable<void> Server::Impl::accept_loop() {
     if (counters.connections >= options.max_connections) {
       ++counters.refused;
       socket.close(ec);
-      if (const auto now = std::chrono::steady_clock::now(); now >= next_warning) {
-        next_warning = now + std::chrono::seconds(10);
+      if (is_due(next_refusal)) {
         log::warn("connections are refused, {} so far: as many as --max-connections ({}) are open",
                   counters.refused.load(), options.max_connections);
       }

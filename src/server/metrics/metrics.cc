@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "base/process_memory.h"
 #include "server/grammar/grammar.h"
@@ -122,14 +123,19 @@ void write_process(Writer* w) {
   w->head("process_cpu_seconds_total", "counter", "Processor time used, of the system and the program.");
   fmt::format_to(std::back_inserter(w->out), "process_cpu_seconds_total {:.6f}\n",
                  seconds(used.ru_utime) + seconds(used.ru_stime));
-  const auto gauge = [&](std::string_view name, auto value, std::string_view help) {
+  const auto gauge = [&](std::string_view name, const std::optional<uint64_t>& value, std::string_view help) {
+    if (!value) return;
     w->head(name, "gauge", help);
-    fmt::format_to(std::back_inserter(w->out), "{} {}\n", name, value);
+    fmt::format_to(std::back_inserter(w->out), "{} {}\n", name, *value);
   };
   const ProcessFacts self = process_facts();
-  gauge("process_resident_memory_bytes", process_memory().resident, "Resident memory.");
+  const uint64_t resident = process_memory().resident;
+  gauge("process_resident_memory_bytes", resident > 0 ? std::optional(resident) : std::nullopt, "Resident memory.");
   gauge("process_virtual_memory_bytes", self.virtual_bytes, "Address space in use.");
-  gauge("process_start_time_seconds", fmt::format("{:.2f}", self.start_s), "When it began, seconds since 1970.");
+  if (self.start_s) {
+    w->head("process_start_time_seconds", "gauge", "When it began, seconds since 1970.");
+    fmt::format_to(std::back_inserter(w->out), "process_start_time_seconds {:.2f}\n", *self.start_s);
+  }
   gauge("process_open_fds", self.open_files, "Open file descriptors.");
   gauge("process_max_fds", self.most_files, "File descriptors that it may open.");
 }

@@ -72,6 +72,22 @@ TEST(Metrics, NamesAreUtf8) {
   EXPECT_NE(text.find("{model_name=\"a\uFFFD\\\\\\n\u00fc\","), std::string::npos) << text.substr(0, 1000);
 }
 
+// A dashboard takes zeros for a start in 1970 and for no open files.
+TEST(Metrics, WhatIsNotKnownOfTheProcessIsLeftOut) {
+  const Metrics metrics;
+  EXPECT_NE(metrics.prometheus({}).find("\nprocess_open_fds "), std::string::npos);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const std::string text = metrics.prometheus({});
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_NE(text.find("\nprocess_cpu_seconds_total "), std::string::npos);
+  EXPECT_TRUE(has_line(text, "process_max_fds 0"));
+  for (const char* name : {"open_fds", "start_time_seconds", "resident_memory_bytes", "virtual_memory_bytes"})
+    EXPECT_EQ(text.find(fmt::format("process_{}", name)), std::string::npos) << name;
+}
+
 // What routers and autoscalers take: attainment by tier, the level, and how well steps are predicted.
 TEST(Metrics, AttainmentLevelAndPredictions) {
   Metrics metrics;

@@ -12,13 +12,13 @@ namespace nfp::server {
 namespace {
 
 // Seconds since 1970 at which the machine started (/proc/stat, btime).
-double boot_time() {
+std::optional<double> boot_time() {
   std::ifstream file("/proc/stat");
   for (std::string word; file >> word;) {
     double seconds = 0;
     if (word == "btime" && file >> seconds) return seconds;
   }
-  return 0;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -35,7 +35,8 @@ ProcessFacts process_facts() {
     std::string field;
     for (int number = 3; rest >> field; ++number) {
       if (number == kStartTime) {
-        facts.start_s = boot_time() + std::stod(field) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+        const auto boot = boot_time();
+        if (boot) facts.start_s = *boot + std::stod(field) / static_cast<double>(::sysconf(_SC_CLK_TCK));
       } else if (number == kVirtualSize) {
         facts.virtual_bytes = std::stoull(field);
         break;
@@ -43,10 +44,12 @@ ProcessFacts process_facts() {
     }
   }
   std::error_code failed;
+  uint64_t files = 0;
   for (auto entry = std::filesystem::directory_iterator("/proc/self/fd", failed);
        !failed && entry != std::filesystem::directory_iterator(); entry.increment(failed)) {
-    ++facts.open_files;
+    ++files;
   }
+  if (!failed) facts.open_files = files;
   rlimit limit = {};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) facts.most_files = limit.rlim_cur;
   return facts;

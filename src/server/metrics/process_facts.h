@@ -2,17 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 namespace nfp::server {
 
 struct ProcessFacts {
-  uint64_t virtual_bytes = 0;
-  double start_s = 0;  // since 1970
-  uint64_t open_files = 0;
-  uint64_t most_files = 0;
+  std::optional<uint64_t> virtual_bytes;
+  std::optional<double> start_s;  // since 1970
+  std::optional<uint64_t> open_files;
+  std::optional<uint64_t> most_files;
 };
 
-// Of /proc; zeros where that cannot be read.
+// Of /proc, and nothing where that cannot be read, as with no descriptor left.
 ProcessFacts process_facts();
 
 }  // namespace nfp::server

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "hub/checksum.h"
 
 namespace nfp {
@@ -251,9 +252,14 @@ Status download_blob(HttpClient& client, const BlobDownload& download) {
   if (lock.get() < 0) {
     return error(ErrorCode::kIo, "{}: cannot be made: {}", download.lock, std::strerror(errno));
   }
-  while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {  // somebody else downloads it
-    if (errno != EWOULDBLOCK && errno != EINTR) break;   // a file system without locks
+  constexpr int kTriesInSilence = 10;                                          // about a second
+  for (int tries = 1; ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0; ++tries) {  // somebody else downloads it
+    if (errno != EWOULDBLOCK && errno != EINTR) break;                         // a file system without locks
     NFP_RETURN_IF_ERROR(wait(std::chrono::milliseconds(100), download.stop));
+    if (tries == kTriesInSilence) {
+      log::warn("{}: {}: another process downloads it, and has locked {}; waiting for that to end",
+                download.name.text(), download.file.path, download.lock);
+    }
   }
   if (is_complete(path, download.file.size)) {
     if (download.progress) download.progress(static_cast<int64_t>(download.file.size));

@@ -357,11 +357,12 @@ class Pull(Scratch):
         first = self.start()
         self.wait_for(lambda: self.requests_of(WEIGHTS))
         second = self.start()
-        time.sleep(0.5)
+        time.sleep(2)
         event.set()
-        for process in (first, second):
-            process.communicate(timeout=60)
-            self.assertEqual(process.returncode, 0)
+        (_, first_said), (_, second_said) = [process.communicate(timeout=60) for process in (first, second)]
+        self.assertEqual((first.returncode, second.returncode), (0, 0))
+        self.assertNotIn("another process", first_said)
+        self.assertIn(f"{WEIGHTS}: another process downloads it", second_said)
         self.assertEqual(len([1 for request in self.requests_of(WEIGHTS) if request[0] == "store"]), 1)
         self.check_layout()
 

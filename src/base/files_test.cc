@@ -17,6 +17,7 @@
 #include "base/json_depth.h"
 #include "base/mapped_file.h"
 #include "base/mapping_guard.h"
+#include "base/temporary_path.h"
 #include "base/testing/scratch_test.h"
 #include "base/user_folders.h"
 
@@ -73,11 +74,16 @@ TEST_F(FilesDeathTest, AMappedFileThatGetsShorterEndsTheProgramWithALine) {
     if (!mapped.ok() || !other.ok()) std::exit(2);
     other = MappedFile();  // frees its slot, which must not take the other's
     auto moved = std::move(*mapped);
+    auto half = AtomicFile::create(dir_ + "/half");
+    const TemporaryPath folder(dir_ + "/folder");
+    std::filesystem::create_directory(folder.name());
+    if (!half.ok() || !half->write("half").ok() || !write_file(folder.name() + "/part", "part").ok()) std::exit(5);
     std::filesystem::resize_file(path, 10);
     const volatile std::byte* last = &moved.bytes()[90'000];
     std::exit(*last == std::byte{0} ? 3 : 4);
   };
   EXPECT_EXIT(read_beyond_the_end(), ::testing::ExitedWithCode(1), "shrinking: got shorter");
+  EXPECT_EQ(entries(), std::vector<std::string>{"shrinking"});
 }
 
 TEST_F(Files, UncommittedLeavesNothing) {

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "base/temporary_path.h"
+
 namespace nfp {
 namespace {
 
@@ -36,6 +38,8 @@ void on_bus_error(int signal, siginfo_t* info, void*) {
     say("nestedfp: error: ");
     say(slot.path.load(std::memory_order_relaxed));
     say(": got shorter, or could not be read, while it was in use; run again when nothing writes to it\n");
+    // More than a handler may do elsewhere: the thread was reading the file, and holds no lock of what removes others.
+    remove_all_temporaries();
     ::_exit(1);
   }
   std::signal(signal, SIG_DFL);  // returning repeats the access, which then ends the process as if we were not here

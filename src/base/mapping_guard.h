@@ -7,8 +7,8 @@
 
 namespace nfp {
 
-// Makes SIGBUS inside a registered mapping end the process with exit code 1 and one line on stderr that names the file;
-// any other SIGBUS stays fatal as before. For a program's main(); call it once.
+// Makes SIGBUS inside a registered mapping end the process with exit code 1, one line on stderr that names the file,
+// and no temporaries left; any other SIGBUS stays fatal as before. For a program's main(); call it once.
 void install_mapping_guard();
 
 // Called by MappedFile. Beyond a fixed number of mappings at a time files are not recorded, which costs the file's name

@@ -78,10 +78,12 @@ Status run(const ChatFlags& flags) {
   const Precision precision = flags.model.precision_value();
   const Precision fp8 = is_exact(precision) ? Precision::kFp8 : precision;
   NFP_ASSIGN_OR_RETURN(auto policy, parse_policy(flags.model.precision, fp8));
-  NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load());
-  NFP_ASSIGN_OR_RETURN(const SamplingDefaults defaults,
-                       load_sampling_defaults(*loaded->source, flags.sampling.generation_config));
-  NFP_ASSIGN_OR_RETURN(const SamplingParams sampling, flags.sampling.value(defaults));
+  SamplingParams sampling;
+  NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load(false, 0, "--ctx", [&](const LoadedModel& opened) -> Status {
+    NFP_ASSIGN_OR_RETURN(sampling, flags.sampling.of_model(*opened.source));
+    NFP_RETURN_IF_ERROR(load_chat_template(opened, /*has_tools=*/false));
+    return ok_status();
+  }));
   EngineConfig config = flags.model.engine_config();
   config.fp8 = fp8;
   NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, std::move(config), std::move(policy)));

@@ -58,7 +58,7 @@ Status run(EvaluateFlags flags) {
   NFP_RETURN_IF_ERROR(check_no_overlap({{"--html", flags.html}, {"--json-file", flags.json_file}},
                                        {{"--file", flags.options.file}, {"MODEL", flags.model.model}}));
   NFP_ASSIGN_OR_RETURN(flags.options.text, read_plain_text("--file", flags.options.file));
-  NFP_ASSIGN_OR_RETURN(const ModelOutline known, outline(flags.model.model, wanted));
+  NFP_ASSIGN_OR_RETURN(const auto known, outline(flags.model.model, wanted));
   if (flags.shares_given && flags.model.calibrate == "none") {
     NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(flags.model.model));
     if (!stored_sensitivity(*source).ok())
@@ -68,7 +68,7 @@ Status run(EvaluateFlags flags) {
   }
   NFP_ASSIGN_OR_RETURN(std::optional<AtomicFile> html, open_report(flags.html));
   NFP_RETURN_IF_ERROR(check_report(flags.json_file));
-  NFP_RETURN_IF_ERROR(check_evaluation(known, flags.options));
+  NFP_RETURN_IF_ERROR(check_evaluation(*known, flags.options));
   flags.options.threads = flags.model.threads;
   flags.options.activations = !flags.no_activations;
   if (flags.model.calibrate != "none") {

@@ -168,7 +168,8 @@ void ModelFlags::warn_of_calibration_text(std::string_view text) const {
 }
 
 Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_sensitivity, int32_t context,
-                                                      const std::string& context_flags) const {
+                                                      const std::string& context_flags,
+                                                      std::function<Status(const LoadedModel&)> before_weights) const {
   if (baseline == "fp8-channel" && is_exact(precision_value())) {
     return error(ErrorCode::kUsage, "--baseline fp8-channel has no FP16 form; add --precision fp8 or fp8-w8a8");
   }
@@ -179,6 +180,7 @@ Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_sensitivity, in
   options.context = std::max(ctx, context);
   options.context_flag = ctx > context ? "--ctx" : context_flags;
   options.fp8_head = fp8_head;
+  options.before_weights = std::move(before_weights);
   if (baseline == "fp8-channel") options.filter = fp8_channel_filter(fp8_head);
   if (baseline == "f16") options.filter = dense_filter();
   const StopRemovesTemporaries stop;
@@ -329,6 +331,11 @@ Result<SamplingParams> SamplingFlags::value(const SamplingDefaults& model) const
     result.seed = number;
   }
   return result;
+}
+
+Result<SamplingParams> SamplingFlags::of_model(const ModelSource& source) const {
+  NFP_ASSIGN_OR_RETURN(const SamplingDefaults defaults, load_sampling_defaults(source, generation_config));
+  return value(defaults);
 }
 
 std::string human_bytes(uint64_t bytes) {

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -52,7 +53,8 @@ struct ModelFlags {
   void add_to(CLI::App& app);
   // Loads with a progress bar on stderr. What runs needs `context` tokens by these flags, or what --ctx says.
   Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity = false, int32_t context = 0,
-                                            const std::string& context_flags = "--ctx") const;
+                                            const std::string& context_flags = "--ctx",
+                                            std::function<Status(const LoadedModel&)> before_weights = {}) const;
   // The name that errors about a context have for --ctx where `unless_given` stands in for it.
   std::string ctx_flag(int32_t unless_given) const;
   CalibrationOptions calibration_options() const;
@@ -92,6 +94,8 @@ struct SamplingFlags {
   Status check() const;
   // What was given; else what the model says; else, where it says nothing at all, the fallback.
   Result<SamplingParams> value(const SamplingDefaults& model) const;
+  // Over the defaults that --generation-config names.
+  Result<SamplingParams> of_model(const ModelSource& source) const;
 
  private:
   CLI::Option* temperature_ = nullptr;

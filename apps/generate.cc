@@ -96,10 +96,11 @@ Status run(const GenerateFlags& flags) {
       flags.switch_every > 0 ? fmt::format("alternate:{}", flags.switch_every) : flags.model.precision;
   NFP_ASSIGN_OR_RETURN(auto chosen, parse_policy(policy, fp8));
 
-  NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load());
-  NFP_ASSIGN_OR_RETURN(const SamplingDefaults defaults,
-                       load_sampling_defaults(*loaded->source, flags.sampling.generation_config));
-  NFP_ASSIGN_OR_RETURN(SamplingParams sampling, flags.sampling.value(defaults));
+  SamplingParams sampling;
+  NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load(false, 0, "--ctx", [&](const LoadedModel& opened) -> Status {
+    NFP_ASSIGN_OR_RETURN(sampling, flags.sampling.of_model(*opened.source));
+    return ok_status();
+  }));
   if (!sampling.seed) sampling.seed = std::random_device{}();
   EngineConfig config = flags.model.engine_config();
   config.fp8 = fp8;

@@ -62,11 +62,11 @@ Status run(const PerplexityFlags& flags) {
   wanted.needs_tokenizer = true;
   wanted.context = ctx;
   wanted.context_flag = ctx_flag;
-  NFP_ASSIGN_OR_RETURN(const ModelOutline known, outline(flags.model.model, wanted));
-  NFP_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, known.tokenizer->encode(text, {.parse_special = false}));
+  NFP_ASSIGN_OR_RETURN(const auto known, outline(flags.model.model, wanted));
+  NFP_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, known->tokenizer->encode(text, {.parse_special = false}));
   PerplexityOptions options = flags.options;
   options.ctx = ctx;
-  NFP_RETURN_IF_ERROR(check_perplexity(known.config.vocab, tokens, options));
+  NFP_RETURN_IF_ERROR(check_perplexity(known->config.vocab, tokens, options));
   flags.model.warn_of_calibration_text(text);
   NFP_ASSIGN_OR_RETURN(const auto loaded, flags.model.load(false, ctx, ctx_flag));
   options.precision = flags.model.precision_value();

@@ -115,6 +115,10 @@ Status run(ServeFlags& flags) {
     flags.load.needs_tokenizer = true;
     flags.load.context = flags.engine.max_context;
     flags.load.context_flag = "--max-model-len";
+    flags.load.before_weights = [&](const LoadedModel& opened) -> Status {
+      NFP_RETURN_IF_ERROR(load_sampling_defaults(*opened.source, flags.generation_config));
+      return server::check_chat_template(flags.service.chat_template, facts_of(opened, flags));
+    };
     flags.calibration.model = flags.model;
     NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load,
                                                  flags.plans_shares() || (policy && policy->needs_sensitivity())));

@@ -286,7 +286,7 @@ Result<std::vector<LayerError>> layer_errors(Model& model, std::span<const int32
   return observer.take();
 }
 
-Status check_evaluation(const ModelOutline& model, const EvaluateOptions& options) {
+Status check_evaluation(const LoadedModel& model, const EvaluateOptions& options) {
   NFP_ASSIGN_OR_RETURN(const std::string scratch, scratch_folder(options.scratch));
   NFP_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                        model.tokenizer->encode(options.text, {.parse_special = false}));

@@ -68,7 +68,7 @@ struct Evaluation {
 
 // What evaluate() would find wrong without the weights, worth asking before calibrating: a text shorter than one chunk,
 // a scratch folder that cannot be used or has no room.
-Status check_evaluation(const ModelOutline& model, const EvaluateOptions& options);
+Status check_evaluation(const LoadedModel& model, const EvaluateOptions& options);
 
 // The weights of the forms that are of EvaluateOptions::calibration and smoothed.
 inline constexpr std::string_view kCalibratedForm = "calibrated", kSmoothedForm = "smoothed";

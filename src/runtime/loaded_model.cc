@@ -64,19 +64,6 @@ Status check_context(const ModelConfig& config, const LoadedModelOptions& option
                options.context, config.max_context);
 }
 
-Result<ModelOutline> outline(const ModelSource& source, const LoadedModelOptions& options) {
-  ModelOutline outline;
-  NFP_RETURN_IF_ERROR(read_config(source, outline.config));
-  NFP_RETURN_IF_ERROR(check_context(outline.config, options));
-  auto tokenizer = load_tokenizer(source);
-  if (tokenizer.ok()) {
-    outline.tokenizer = std::move(tokenizer).value();
-  } else if (options.needs_tokenizer || !options.dummy || tokenizer.error().code != ErrorCode::kNotFound) {
-    return tokenizer.error();
-  }
-  return outline;
-}
-
 }  // namespace
 
 Result<std::shared_ptr<const Tokenizer>> load_tokenizer(const ModelSource& source) {
@@ -111,26 +98,20 @@ Result<std::shared_ptr<const Tokenizer>> load_tokenizer(const ModelSource& sourc
   return Tokenizer::from_gguf(vocab, source.path());
 }
 
-Result<ModelOutline> outline(const std::string& model, const LoadedModelOptions& options) {
-  NFP_ASSIGN_OR_RETURN(const auto source, open_source(model, options));
-  return outline(*source, options);
-}
-
-Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const LoadedModelOptions& options) {
-  const auto started = std::chrono::steady_clock::now();
+Result<std::unique_ptr<LoadedModel>> outline(const std::string& model, const LoadedModelOptions& options) {
   auto loaded = std::make_unique<LoadedModel>();
   loaded->name = model;
   NFP_ASSIGN_OR_RETURN(loaded->source, open_source(model, options));
   if (options.scalings) {
     NFP_ASSIGN_OR_RETURN(loaded->source, scale_source(std::move(loaded->source), *options.scalings));
   }
-  NFP_ASSIGN_OR_RETURN(ModelOutline known, outline(*loaded->source, options));
-  loaded->config = std::move(known.config);
-  loaded->tokenizer = std::move(known.tokenizer);
-  if (const auto& fp8 = loaded->source->stored_fp8()) {
-    log::warn(
-        "{}: its weights are FP8 already ({}): FP16 steps compute with these too, the original cannot be restored",
-        loaded->source->path(), fp8->text);
+  NFP_RETURN_IF_ERROR(read_config(*loaded->source, loaded->config));
+  NFP_RETURN_IF_ERROR(check_context(loaded->config, options));
+  auto tokenizer = load_tokenizer(*loaded->source);
+  if (tokenizer.ok()) {
+    loaded->tokenizer = std::move(tokenizer).value();
+  } else if (options.needs_tokenizer || !options.dummy || tokenizer.error().code != ErrorCode::kNotFound) {
+    return tokenizer.error();
   }
   NFP_RETURN_IF_ERROR(read_chat_template(*loaded));
   loaded->end_ids = loaded->config.eos_ids;
@@ -140,7 +121,18 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
         loaded->end_ids.push_back(id);
     }
   }
+  if (options.before_weights) NFP_RETURN_IF_ERROR(options.before_weights(*loaded));
+  return loaded;
+}
 
+Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const LoadedModelOptions& options) {
+  const auto started = std::chrono::steady_clock::now();
+  NFP_ASSIGN_OR_RETURN(auto loaded, outline(model, options));
+  if (const auto& fp8 = loaded->source->stored_fp8()) {
+    log::warn(
+        "{}: its weights are FP8 already ({}): FP16 steps compute with these too, the original cannot be restored",
+        loaded->source->path(), fp8->text);
+  }
   NFP_ASSIGN_OR_RETURN(loaded->backend, make_backend(options.device, {.threads = options.threads,
                                                                       .cpu_kernels = options.cpu_kernels,
                                                                       .deterministic = options.deterministic,

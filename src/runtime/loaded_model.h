@@ -2,6 +2,7 @@
 // tokenizer, chat template.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +21,8 @@
 
 namespace nfp {
 
+struct LoadedModel;
+
 struct LoadedModelOptions {
   std::string device = "cpu";     // as make_backend has it
   bool deterministic = false;     // likewise
@@ -37,6 +40,9 @@ struct LoadedModelOptions {
   MatrixFilter filter;                             // see LoadOptions
   std::shared_ptr<const TensorScalings> scalings;  // applied to the source before anything is read; may be null
   ProgressCallback progress;
+  // Called once all that comes before backend and weights is there. Its error is load()'s: what is wrong with a file
+  // that is asked for need not wait until weights are read.
+  std::function<Status(const LoadedModel&)> before_weights;
 };
 
 struct LoadedModel {
@@ -53,15 +59,9 @@ struct LoadedModel {
   double load_seconds = 0;
 };
 
-// What can be known of a model before its weights are read.
-struct ModelOutline {
-  ModelConfig config;
-  std::shared_ptr<const Tokenizer> tokenizer;  // as LoadedModel has it
-};
-
-// Errors are load()'s of these: a configuration that is not computed, fewer tokens of context than options.context, no
-// tokenizer.
-Result<ModelOutline> outline(const std::string& model, const LoadedModelOptions& options);
+// What can be known of a model before its weights are read. Errors are load()'s of these: a configuration that is not
+// computed, fewer tokens of context than options.context, no tokenizer, those of options.before_weights.
+Result<std::unique_ptr<LoadedModel>> outline(const std::string& model, const LoadedModelOptions& options);
 
 Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const LoadedModelOptions& options);
 

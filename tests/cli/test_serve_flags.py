@@ -79,6 +79,20 @@ class Start(Scratch):
         for what in (r"model large \(8 bytes\), and this is .* bytes\)", "device abacus, and this is ", "precision fp8.*, and this is fp8"):
             self.assertRegex(said, f"--step-times {other}: was measured with the {what}")
 
+    def test_wrong_files_are_told_before_weights_are_read(self):
+        with open(self.path("wrong.jinja"), "w", encoding="utf-8") as file:
+            file.write("{% if %}")
+        for flags, code, told in ((["--chat-template", "nowhere"], 2, "--chat-template nowhere: is no file"),
+                                  (["--chat-template", self.path("wrong.jinja")], 1, "syntax error"),
+                                  (["--generation-config", "/nowhere"], 2, "--generation-config /nowhere")):
+            _, said = run("serve", F16_MODEL, "--port", "0", "--device", "cpu", *flags, code=code, timeout=60)
+            self.assertIn(told, said)
+            self.assertNotIn("weights ", said)
+        # A device is looked for after these files and before the weights.
+        for verb in ("generate", "chat"):
+            said = failure(verb, F16_MODEL, "--device", "cuda", "--generation-config", "/nowhere", code=2, stdin="x")
+            self.assertIn("--generation-config /nowhere", said)
+
     @unittest.skipIf(os.environ.get("NFP_SANITIZE"), "a sanitizer's own memory would count")
     def test_threads_that_the_system_does_not_give_are_told(self):
         """Wherever in the start the limit is met. A thread's stack is 8 MB of the address space."""

@@ -33,6 +33,25 @@ void name_thoughts(Json& messages) {
   }
 }
 
+struct Templates {
+  std::optional<ChatTemplate> plain, tools;
+};
+
+Result<Templates> parse_templates(const ServedModel::Facts& facts) {
+  const std::string name = "chat_template of " + facts.root;
+  Templates parsed;
+  if (!facts.chat_template.empty()) {
+    NFP_ASSIGN_OR_RETURN(parsed.plain, ChatTemplate::parse(facts.chat_template, name));
+  } else if (!facts.chat_template_json.empty()) {
+    NFP_ASSIGN_OR_RETURN(const Json list, parse_json(facts.chat_template_json));
+    NFP_ASSIGN_OR_RETURN(const std::string plain, pick_chat_template(list, /*has_tools=*/false));
+    NFP_ASSIGN_OR_RETURN(const std::string tools, pick_chat_template(list, /*has_tools=*/true));
+    NFP_ASSIGN_OR_RETURN(parsed.plain, ChatTemplate::parse(plain, name));
+    NFP_ASSIGN_OR_RETURN(parsed.tools, ChatTemplate::parse(tools, name));
+  }
+  return parsed;
+}
+
 }  // namespace
 
 Result<ServedModel> ServedModel::create(Facts facts, const Engine& engine) {
@@ -47,15 +66,9 @@ Result<ServedModel> ServedModel::create(Facts facts, const Engine& engine) {
     const std::string_view text = f.tokenizer->id_to_token(id).value_or(std::string_view());
     model.longest_token_ = std::max({model.longest_token_, text.size(), f.tokenizer->token_bytes(id).size()});
   }
-  if (!f.chat_template.empty()) {
-    NFP_ASSIGN_OR_RETURN(model.chat_, ChatTemplate::parse(f.chat_template, "chat_template of " + f.root));
-  } else if (!f.chat_template_json.empty()) {
-    NFP_ASSIGN_OR_RETURN(const Json list, parse_json(f.chat_template_json));
-    NFP_ASSIGN_OR_RETURN(const std::string plain, pick_chat_template(list, /*has_tools=*/false));
-    NFP_ASSIGN_OR_RETURN(const std::string tools, pick_chat_template(list, /*has_tools=*/true));
-    NFP_ASSIGN_OR_RETURN(model.chat_, ChatTemplate::parse(plain, "chat_template of " + f.root));
-    NFP_ASSIGN_OR_RETURN(model.chat_tools_, ChatTemplate::parse(tools, "chat_template of " + f.root));
-  }
+  NFP_ASSIGN_OR_RETURN(Templates templates, parse_templates(f));
+  model.chat_ = std::move(templates.plain);
+  model.chat_tools_ = std::move(templates.tools);
   return model;
 }
 
@@ -85,6 +98,12 @@ Status choose_chat_template(const std::string& name, ServedModel::Facts& facts) 
   }
   return error(ErrorCode::kUsage, "--chat-template {}: is no file, none of the model's named templates, and not chatml",
                name);
+}
+
+Status check_chat_template(const std::string& name, ServedModel::Facts facts) {
+  NFP_RETURN_IF_ERROR(choose_chat_template(name, facts));
+  NFP_RETURN_IF_ERROR(parse_templates(facts));
+  return ok_status();
 }
 
 bool ServedModel::knows(std::string_view model) const {

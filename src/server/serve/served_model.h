@@ -67,5 +67,7 @@ MaybeError truncate_prompts(int32_t most, int32_t room, int32_t context, std::ve
 
 // --chat-template: a file with a template, the name of one of the model's own, or "chatml". Empty: as it is.
 Status choose_chat_template(const std::string& name, ServedModel::Facts& facts);
+// Whether it, or the model's own, can be followed: what ServedModel::create() would say later.
+Status check_chat_template(const std::string& name, ServedModel::Facts facts);
 
 }  // namespace nfp::server

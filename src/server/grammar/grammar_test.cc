@@ -1,12 +1,20 @@
 #include "server/grammar/grammar.h"
 
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <optional>
 #include <sstream>
 #include <thread>
@@ -267,12 +275,11 @@ TEST_F(GrammarTest, SurvivesTheEndOfTheProcessesThatMakeOthers) {
 
 // A process for grammars is the program, started again, without what the server knows: no keys of its environment, none
 // of its descriptors but the standard ones.
-TEST_F(GrammarTest, ProcessesHaveNothingOfTheServers) {
-  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+void see_what_processes_have(GrammarCompiler& compiler) {
   setenv("NESTEDFP_API_KEY", "secret", 1);
   // Not closed on exec: as a library might leave it.
   const int port = dup(STDERR_FILENO);
-  const auto compiled = compiler_->compile(spec(Kind::kRegex, "[a-c]+"));
+  const auto compiled = compiler.compile(spec(Kind::kRegex, "[a-c]+"));
   close(port);
   unsetenv("NESTEDFP_API_KEY");
   ASSERT_TRUE(compiled.ok()) << compiled.error().message;
@@ -294,6 +301,37 @@ TEST_F(GrammarTest, ProcessesHaveNothingOfTheServers) {
     }
   }
   EXPECT_GE(seen, 4);  // the first, the vocabulary's, the grammar's, the answer's
+}
+
+TEST_F(GrammarTest, ProcessesHaveNothingOfTheServers) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  see_what_processes_have(*compiler_);
+}
+
+// As Linux before 5.9: for this process and all that it starts.
+bool take_away_close_range() {
+  sock_filter steps[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_close_range, 0, 1),
+                         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+                         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog program{std::size(steps), steps};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0 &&
+         close_range(1000, 1000, 0) != 0;
+}
+
+using GrammarDeathTest = GrammarTest;
+
+TEST_F(GrammarDeathTest, NorWhereTheKernelHasNoCloseRange) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto see = [&] {
+    if (!take_away_close_range()) _exit(77);
+    see_what_processes_have(*compiler_);
+    _exit(HasFailure() ? 1 : 0);
+  };
+  EXPECT_EXIT(
+      see(), [](int status) { return WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 77); },
+      "");
 }
 
 TEST_F(GrammarTest, AllProcessesKilledEndsTheAnswersUnderWayOnly) {
@@ -354,8 +392,6 @@ void meet_limits(GrammarCompiler& compiler) {
         std::string(answer->failure()));
   _exit(0);
 }
-
-using GrammarDeathTest = GrammarTest;
 
 TEST_F(GrammarDeathTest, WhereTheSystemGivesNoProcessItIsNotTheGrammar) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";

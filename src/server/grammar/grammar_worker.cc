@@ -15,8 +15,10 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <string>
@@ -341,11 +343,25 @@ std::optional<std::pair<xgrammar::TokenizerInfo, int32_t>> read_vocabulary(int c
   _exit(0);
 }
 
+// Linux before 5.9 has no call for it.
+void close_above(int last) {
+  if (close_range(static_cast<unsigned>(last) + 1, ~0u, 0) == 0) return;
+  std::vector<int> open;
+  std::error_code failed;
+  for (std::filesystem::directory_iterator at("/proc/self/fd", failed), end; !failed && at != end;
+       at.increment(failed)) {
+    open.push_back(std::atoi(at->path().filename().c_str()));
+  }
+  for (const int fd : open) {
+    if (fd > last) close(fd);
+  }
+}
+
 }  // namespace
 
 void grammar_worker_main(int channel) {
   // Nothing of the server's stays open here: not its port, not its files.
-  close_range(static_cast<unsigned>(channel) + 1, ~0u, 0);
+  close_above(channel);
 #ifndef NFP_SANITIZED
   // xgrammar has its own log, which clients could fill.
   const int nowhere = open("/dev/null", O_RDWR);

@@ -62,6 +62,13 @@ TEST_F(Files, WithoutHomeFoldersAreThoseOfTheUser) {
   if (cache) setenv("XDG_CACHE_HOME", cache->c_str(), 1);
 }
 
+TEST_F(Files, APipeIsNotMappedNorWaitedFor) {
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  const auto mapped = MappedFile::open(path("pipe"));
+  ASSERT_FALSE(mapped.ok());
+  EXPECT_NE(mapped.error().message.find("not a regular file"), std::string::npos) << mapped.error().message;
+}
+
 using FilesDeathTest = Files;
 
 TEST_F(FilesDeathTest, AMappedFileThatGetsShorterEndsTheProgramWithALine) {

@@ -37,7 +37,7 @@ Error open_error(const std::string& path, int code) {
 }  // namespace
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
-  const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // waits for no pipe's writer
   if (fd.get() < 0) return open_error(path, errno);
   struct stat status = {};
   if (::fstat(fd.get(), &status) != 0) return open_error(path, errno);

@@ -79,6 +79,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   }
   ~Session() {
     loop_->sessions.erase(this);
+    count_end();
     --context_.counters->connections;
   }
 

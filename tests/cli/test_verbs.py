@@ -211,6 +211,23 @@ class Generate(Scratch):
             self.assertEqual((done.returncode, done.stdout), (1, ""), flags)
             self.assertRegex(done.stderr, f"^nestedfp: error: .*{said}", flags)
 
+    @unittest.skipIf(os.environ.get("NFP_SANITIZE"), "a sanitizer's own memory would count")
+    def test_weights_that_memory_does_not_hold_are_told_before_they_are_read(self):
+        """A kernel that ends the program for it says nothing."""
+        model = self.path("model")
+        shutil.copytree(F16_MODEL, model)
+        path = pathlib.Path(model, "config.json")
+        config = json.loads(path.read_text())
+        config |= {"vocab_size": 1 << 24, "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8}  # 256 GiB
+        path.write_text(json.dumps(config))
+        done = subprocess.run(["sh", "-c", 'ulimit -v 3000000; exec "$0" "$@"', PROGRAM, "bench", model, "--load-format", "dummy",
+                               "--device", "cpu", "--prompt", "4", "--generate", "2"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        told, refused = done.stderr.splitlines()
+        self.assertRegex(told, r"warning .*model: its weights take 256\.\d\d GiB, and \d+\.\d\d GiB of memory are free here")
+        self.assertIn("cannot allocate", refused)
+        self.assertNotIn("its weights take", run("generate", F16_MODEL, "-p", "x", "-n", "1", "--device", "cpu")[1])
+
     def test_standard_error_that_takes_nothing_is_no_failure(self):
         plain = run("generate", F16_MODEL, "-p", "the quick brown", "-n", "5")[0]
         for redirect in ["2>&-"] + ["2>/dev/full"] * os.path.exists("/dev/full"):

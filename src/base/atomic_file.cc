@@ -57,7 +57,12 @@ Result<AtomicFile> AtomicFile::create_output(const std::string& path) {
     }
     const std::string replaced = code ? path : target.string();  // a link that leads nowhere is replaced itself
     warn_of_leftovers(replaced);
-    return create(replaced);
+    struct stat before = {};
+    const bool exists = ::stat(replaced.c_str(), &before) == 0;
+    NFP_ASSIGN_OR_RETURN(AtomicFile file, exists ? create(replaced, 0600) : create(replaced));
+    // As a shell that writes over a file, which leaves who may read it.
+    if (exists) ::fchmod(file.fd_, before.st_mode & 0777);
+    return file;
   }
   AtomicFile file;
   file.path_ = path;

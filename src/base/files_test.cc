@@ -115,8 +115,10 @@ TEST_F(Files, AnOutputFollowsLinksAndReplacesNoDeviceOrPipe) {
   put(path("link"), "new");
   EXPECT_TRUE(std::filesystem::is_symlink(path("link")));
   EXPECT_EQ(read_text_file(path("real")).value(), "new");
+  std::filesystem::permissions(path("real"), std::filesystem::perms(0640));
   put(path("real"), "newer");
   EXPECT_EQ(read_text_file(path("link")).value(), "newer");
+  EXPECT_EQ(std::filesystem::status(path("real")).permissions(), std::filesystem::perms(0640));
   std::filesystem::create_symlink("nowhere", path("dangling"));
   put(path("dangling"), "x");
 

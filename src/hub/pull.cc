@@ -197,6 +197,8 @@ class Pull {
   Status write_ref() const {
     if (name_.revision == model_.commit) return ok_status();
     const fs::path ref = fs::path(folder_) / "refs" / name_.revision;
+    // A cache that has all of it may be one that only others write to.
+    if (const auto there = read_text_file(ref, 256); there.ok() && *there == model_.commit) return ok_status();
     NFP_RETURN_IF_ERROR(make_folder(ref.parent_path()));
     return write_file(ref, model_.commit);
   }

@@ -88,9 +88,12 @@ class Pull(Scratch):
         self.assertEqual(by_name, by_path)
         for unneeded in EXTRAS:
             self.assertEqual(self.requests_of(unneeded), [])
-        # A second pull asks for the list, and for nothing that is there.
+        # A second pull asks for the list, and for nothing that is there. It writes nothing: the cache may be read-only.
         self.hub.requests.clear()
+        written = lambda: {folder: os.stat(folder).st_mtime_ns for folder, _, _ in os.walk(self.path("hf"))}
+        before = written()
         _, err = self.pull()
+        self.assertEqual(written(), before)
         self.assertEqual(len(self.hub.requests), 1)
         self.assertIn("(0.0 KiB of them fetched now)", err)
 

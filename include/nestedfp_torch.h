@@ -18,6 +18,8 @@ NFP_API nfp_status nfp_torch_bind(const char* libtorch_cpu, const char* libtorch
  * independent_start: see nfp_linear_set_independent_start. */
 NFP_API nfp_status nfp_torch_set_device(int32_t index, nfp_gpu* gpu, void* workspace, size_t workspace_bytes,
                                         int32_t independent_start);
+/* What norm_linear on that device sums over where its argument `reduce` is true. Kept; NULL: nothing. */
+NFP_API nfp_status nfp_torch_set_all_reduce(int32_t index, const nfp_all_reduce* all_reduce);
 /* The precision in force: an nfp_precision, or -1: FP8 for products of more than `threshold` rows, else FP16. */
 NFP_API void nfp_torch_set_precision(int32_t forced, int64_t threshold);
 /* 1: every product runs in the other precision first, and then in the one in force, whose result it is. One warm-up so

@@ -39,6 +39,7 @@ struct Device {
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   int32_t independent_start = 0;
+  const nfp_all_reduce* all_reduce = nullptr;
   std::unordered_map<const void*, Weight> weights;         // by where the upper plane lies
   std::map<std::pair<const void*, int64_t>, Bias> biases;  // by where it lies and how long it is: it may be a slice
 };
@@ -186,6 +187,14 @@ class Call {
     return static_cast<const float*>(bias.wide.data());
   }
 
+  // Of the device's group. Never null.
+  Result<const nfp_all_reduce*> all_reduce() const {
+    const std::lock_guard lock(all_.mutex);
+    const nfp_all_reduce* const found = all_.devices[static_cast<size_t>(device_)].all_reduce;
+    if (found != nullptr) return found;
+    return nfp::error(ErrorCode::kUsage, "nfp_torch_set_all_reduce({}) is missing", device_);
+  }
+
   nfp_precision precision(int64_t m) const {
     const int32_t forced = all_.forced.load(std::memory_order_relaxed);
     if (forced >= 0) return static_cast<nfp_precision>(forced);
@@ -209,7 +218,7 @@ class Call {
 
 enum class Kind { kLinear, kSwiglu, kNorm };
 
-// y = x W^T + bias; silu(gate) * up of it; or of h = x + residual, normed, and h.
+// y = x W^T + bias; silu(gate) * up of it; or of h = x + residual, normed, and h, where x may be a sum over ranks.
 template <Kind kind>
 Status run(StableValue* stack) {
   Operators& all = operators();
@@ -226,7 +235,11 @@ Status run(StableValue* stack) {
   if constexpr (kind != Kind::kSwiglu) bias_given = arguments.optional_tensor();
   const int64_t n = arguments.integer(), k = arguments.integer(), join = arguments.integer();
   bool swiglu = kind == Kind::kSwiglu;
-  if constexpr (kind == Kind::kNorm) swiglu = arguments.flag();
+  bool reduce = false;
+  if constexpr (kind == Kind::kNorm) {
+    swiglu = arguments.flag();
+    reduce = arguments.flag();
+  }
 
   int32_t device = 0, dtype = 0;
   all.torch.get_device_index(x.get(), &device);
@@ -239,7 +252,7 @@ Status run(StableValue* stack) {
   NFP_ASSIGN_OR_RETURN(const Rows rows, call.rows(x, k, false, &x_copy));
   const int64_t columns = swiglu ? n / 2 : n;
   NFP_ASSIGN_OR_RETURN(TorchTensor y, call.empty(rows.m, columns, dtype));
-  nfp_norm norm{sizeof(nfp_norm), nullptr, epsilon, nullptr, nullptr, k};
+  nfp_norm norm{sizeof(nfp_norm), nullptr, epsilon, nullptr, nullptr, k, nullptr};
   if constexpr (kind == Kind::kNorm) {
     NFP_ASSIGN_OR_RETURN(const Rows added, call.rows(residual, k, true, &residual_copy));
     if (added.m != rows.m) return nfp::error(ErrorCode::kUsage, "x and residual have different numbers of rows");
@@ -248,6 +261,9 @@ Status run(StableValue* stack) {
     norm.weight = norm_weight.data();
     norm.residual = added.data;
     norm.h = h.data();
+    if (reduce) {
+      NFP_ASSIGN_OR_RETURN(norm.all_reduce, call.all_reduce());
+    }
   }
   if (rows.m > 0) {
     NFP_ASSIGN_OR_RETURN(nfp_linear* const linear,
@@ -340,6 +356,17 @@ nfp_status nfp_torch_set_device(int32_t index, nfp_gpu* gpu, void* workspace, si
     device.workspace = workspace;
     device.workspace_bytes = workspace_bytes;
     device.independent_start = independent_start;
+    return NFP_OK;
+  });
+}
+
+nfp_status nfp_torch_set_all_reduce(int32_t index, const nfp_all_reduce* all_reduce) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(index >= 0 && static_cast<size_t>(index) < kDevices,
+                     "nfp_torch_set_all_reduce: index {} is not 0 to {}", index, kDevices - 1);
+    Operators& all = operators();
+    const std::lock_guard lock(all.mutex);
+    all.devices[static_cast<size_t>(index)].all_reduce = all_reduce;
     return NFP_OK;
   });
 }

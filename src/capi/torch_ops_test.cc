@@ -37,7 +37,8 @@ class TorchOps : public ::testing::Test {
     torch_of_tests_kernel(name)(stack, inputs, outputs);
     return torch_of_tests_failure();
   }
-  std::array<StableValue, 12> norm_linear(int64_t rows, int64_t residual_rows, int32_t dtype = kF16) {
+  std::array<StableValue, 13> norm_linear(int64_t rows, int64_t residual_rows, int32_t dtype = kF16,
+                                          bool reduce = false) {
     return {of(torch_of_tests_tensor(rows, 64, dtype)),
             of(torch_of_tests_tensor(residual_rows, 64, dtype)),
             of(torch_of_tests_tensor(1, 64, dtype)),
@@ -49,7 +50,8 @@ class TorchOps : public ::testing::Test {
             128,
             64,
             0,
-            0};
+            0,
+            reduce ? StableValue{1} : StableValue{0}};
   }
   int64_t live_ = 0;
 };
@@ -89,6 +91,9 @@ TEST_F(TorchOps, FailuresSayWhyAndKeepNothing) {
   auto no_device = norm_linear(3, 3);
   EXPECT_NE(call("norm_linear", no_device.data(), no_device.size(), 2).find("nfp_torch_set_device(0)"),
             std::string::npos);
+  auto no_group = norm_linear(3, 3, kF16, true);
+  EXPECT_NE(call("norm_linear", no_group.data(), no_group.size(), 2).find("nfp_torch_set_all_reduce(0)"),
+            std::string::npos);
   std::array<StableValue, 8> linear{of(torch_of_tests_tensor(3, 32, kF16)),
                                     of(torch_of_tests_tensor(1, 4096, kU8)),
                                     of(torch_of_tests_tensor(1, 4096, kU8)),
@@ -127,6 +132,8 @@ TEST_F(TorchOps, OperandsAreOnOneDevice) {
 TEST_F(TorchOps, DevicesAreChecked) {
   EXPECT_EQ(nfp_torch_set_device(0, nullptr, nullptr, 0, 0), NFP_USAGE);
   EXPECT_EQ(nfp_torch_set_device(64, reinterpret_cast<nfp_gpu*>(&live_), &live_, 8, 0), NFP_USAGE);
+  EXPECT_EQ(nfp_torch_set_all_reduce(64, nullptr), NFP_USAGE);
+  EXPECT_EQ(nfp_torch_set_all_reduce(0, nullptr), NFP_OK);
   EXPECT_EQ(nfp_torch_refresh(-1, nullptr), NFP_USAGE);
   EXPECT_EQ(nfp_torch_refresh(64, nullptr), NFP_USAGE);
   EXPECT_EQ(nfp_torch_refresh(0, nullptr), NFP_OK);  // nothing was seen

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -169,8 +170,9 @@ def _swiglu_fake(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scal
 
 def _norm_linear_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
                       upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, n: int,
-                      k: int, join: int, swiglu: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """h = x + residual; linear or swiglu of RMSNorm(h), and h. `norms` puts it in."""
+                      k: int, join: int, swiglu: bool, reduce: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """h = x + residual; linear or swiglu of RMSNorm(h), and h. `norms` puts it in. reduce: x is a rank's part of a sum
+    (`all_reduce`)."""
     return x.new_empty((x.shape[0], n // 2 if swiglu else n)), residual.new_empty(residual.shape)
 
 
@@ -184,8 +186,16 @@ def register() -> None:
         return
     _namespace = torch.library.Library("nestedfp", "FRAGMENT")
     for name, fake in (("linear", _linear_fake), ("swiglu", _swiglu_fake), ("norm_linear", _norm_linear_fake)):
-        _namespace.define(name + torch.library.infer_schema(fake, mutates_args=()))
-        _namespace._register_fake(name, fake)
+        define(name, fake)
+
+
+def define(name: str, fake: Callable[..., Any], on_gpus: Callable[..., Any] | None = None) -> None:
+    """One operator, after register(). ``on_gpus``: what it does there, where that is not libnestedfp's."""
+    assert _namespace is not None
+    _namespace.define(name + torch.library.infer_schema(fake, mutates_args=()))
+    _namespace._register_fake(name, fake)
+    if on_gpus is not None:
+        _namespace.impl(name, on_gpus, "CUDA")
 
 
 @cache

@@ -270,6 +270,9 @@ typedef struct nfp_rows_call {
   /* A caller whose struct ends here has no E4M3. */
   const float* x_scale; /* E4M3: device, x is worth code * scale; [m], or with one_scale [1]. NULL: no token_scale */
   int32_t one_scale;
+  /* A caller whose struct ends here has no sums over ranks. */
+  void* h; /* NORM with a residual: [m, k], ldr from row to row, where x + residual goes; NULL: to residual */
+  const nfp_all_reduce* all_reduce; /* NORM with a residual: as nfp_norm.all_reduce; NULL: x is whole */
 } nfp_rows_call;
 NFP_API nfp_status nfp_rows(nfp_gpu* gpu, const nfp_rows_call* call, nfp_stream stream);
 NFP_API int64_t nfp_e4m3_row_bytes(int64_t k);

@@ -435,6 +435,8 @@ nfp_status nfp_rows(nfp_gpu* gpu, const nfp_rows_call* given, nfp_stream stream)
     call.epsilon = c->epsilon;
     call.residual = c->residual;
     call.ldr = c->ldr;
+    call.h = c->h;
+    if (c->all_reduce != nullptr) call.all_reduce = &c->all_reduce->ranks;
     call.y_f16 = c->y;
     call.ldy = c->ldy;
     call.y_e4m3 = c->y_e4m3;

@@ -796,7 +796,7 @@ class InsideVllm(unittest.TestCase):
             self.assertRegex(refused.stderr, f"NestedFPError: .*{name}")
         op._bind()
         op._bind()
-        for name in ("linear", "swiglu", "norm_linear"):
+        for name in ("linear", "swiglu", "norm_linear", "norm"):
             self.assertTrue(torch._C._dispatch_has_kernel_for_dispatch_key(f"nestedfp::{name}", "CUDA"), name)
 
     def test_the_precision_in_force(self):
@@ -861,6 +861,16 @@ class InsideVllm(unittest.TestCase):
         self.assertEqual(swiglu.args[0].op, "placeholder")  # the part, not the sum
         self.assertEqual(swiglu.args[3:4] + swiglu.args[7:], (1e-5, None, 128, 64, 0, True, "tp:0"))
         self.assertEqual(linear.args[8:], (64, 64, 0, False, "tp:0"))
+        # A norm that others read too is its own operation. (The second of two here.)
+        traced = self.norm_graph(groups=("tp:0", "tp:0"), reads_normed_twice=True)
+        names = [name for name in self.targets(traced, "tp:0") if "getitem" not in name]
+        self.assertEqual(names, ["nestedfp.reduce_norm_linear.default", "nestedfp.reduce_norm.default",
+                                 "nestedfp.linear.default"])
+        alone = next(node for node in traced.graph.nodes if "reduce_norm.default" in str(node.target))
+        self.assertEqual(alone.args[3:], (1e-5, "tp:0"))
+        self.assertEqual({user.args[1]: len(user.users) for user in alone.users}, {0: 2, 1: 1})
+        names = " ".join(self.targets(self.norm_graph(groups=("tp:0", "tp:0"), weight_type=torch.float32), "tp:0"))
+        self.assertEqual((names.count("vllm.all_reduce"), names.count("fused_add_rms_norm")), (2, 2))
         for group in (None, "tp:1"):  # sums that are not this group's stay vLLM's
             names = [name for name in self.targets(self.norm_graph(groups=("tp:0", None)), group) if "getitem" not in name]
             self.assertEqual(names, ["vllm.all_reduce.default"] + ["nestedfp.norm_linear.default"] * 2)
@@ -868,15 +878,19 @@ class InsideVllm(unittest.TestCase):
     def test_which_steps_norms_sum_over_ranks(self):
         from nestedfp.vllm import all_reduce
 
-        summed, joined = [], []
+        summed, joined, normed = [], [], []
         ops = SimpleNamespace(vllm=SimpleNamespace(all_reduce=lambda x, group: summed.append(group) or x + 1),
-                              nestedfp=SimpleNamespace(norm_linear=lambda *given: joined.append(given) or (given[0], given[1])))
+                              nestedfp=SimpleNamespace(norm_linear=lambda *given: joined.append(given) or given[:2],
+                                                       norm=lambda *given: normed.append(given) or given[:2]))
         group = SimpleNamespace(name="tp:0", max_rows=lambda columns: 8192 // columns)
         with patch.object(all_reduce, "_group", group), patch.object(all_reduce.torch, "ops", ops):
             for rows, name in ((128, "tp:0"), (129, "tp:0"), (1, "tp:1")):
                 x = torch.zeros(rows, 64)
                 all_reduce._reduce_norm_linear(x, x, "w", 1e-5, "u", "l", "s", None, 32, 64, 0, True, name)
-        self.assertEqual(summed, ["tp:0", "tp:1"])
+                all_reduce._reduce_norm(x, x, "w", 1e-5, name)
+        self.assertEqual(summed, ["tp:0", "tp:0", "tp:1", "tp:1"])
+        self.assertEqual([(float(given[0].max()), given[2:]) for given in normed],
+                         [(0, ("w", 1e-5, True)), (1, ("w", 1e-5, False)), (1, ("w", 1e-5, False))])
         self.assertEqual([given[1:] for given in joined][0][1:], ("w", 1e-5, "u", "l", "s", None, 32, 64, 0, True, True))
         self.assertEqual([given[-1] for given in joined], [True, False, False])
         self.assertEqual([float(given[0].max()) for given in joined], [0, 1, 1])

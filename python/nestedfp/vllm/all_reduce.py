@@ -43,6 +43,7 @@ class _Group:
         torch.distributed.barrier(group=group.cpu_group)  # all buffers are clear
         _library.check(library.nfp_torch_set_all_reduce(group.device.index, self.handle))
         self.name = group.unique_name
+        logger.info("nestedfp: norms make the sums over %d GPUs", RANKS)
 
     def max_rows(self, columns: int) -> int:
         return _library.library().nfp_all_reduce_max_rows(self.handle, columns)
@@ -51,13 +52,30 @@ class _Group:
 _group = _Group()
 
 
+def _part_or_sum(x: torch.Tensor, group: str) -> tuple[torch.Tensor, bool]:
+    """What a norm gets of a rank's part, and whether it makes the sum."""
+    if group == _group.name and x.shape[0] <= _group.max_rows(x.shape[1]):
+        return x, True
+    return torch.ops.vllm.all_reduce(x, group), False
+
+
+def _reduce_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
+                 group: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """norm of the sum of x over the group."""
+    x, reduce = _part_or_sum(x, group)
+    return torch.ops.nestedfp.norm(x, residual, weight, epsilon, reduce)
+
+
+def _reduce_norm_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
+                      group: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(x.shape), residual.new_empty(residual.shape)
+
+
 def _reduce_norm_linear(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
                         upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None,
                         n: int, k: int, join: int, swiglu: bool, group: str) -> tuple[torch.Tensor, torch.Tensor]:
     """norm_linear of the sum of x over the group."""
-    reduce = group == _group.name and x.shape[0] <= _group.max_rows(k)
-    if not reduce:
-        x = torch.ops.vllm.all_reduce(x, group)
+    x, reduce = _part_or_sum(x, group)
     return torch.ops.nestedfp.norm_linear(x, residual, weight, epsilon, upper, lower, scale, bias, n, k, join, swiglu,
                                           reduce)
 
@@ -70,8 +88,9 @@ def _reduce_norm_linear_fake(x: torch.Tensor, residual: torch.Tensor, weight: to
 
 
 def register() -> None:
-    """The operator; for graphs out of vLLM's compile cache too. Idempotent."""
+    """The operators; for graphs out of vLLM's compile cache too. Idempotent."""
     if not hasattr(torch.ops.nestedfp, "reduce_norm_linear"):
+        op.define("reduce_norm", _reduce_norm_fake, _reduce_norm)
         op.define("reduce_norm_linear", _reduce_norm_linear_fake, _reduce_norm_linear)
 
 
@@ -93,5 +112,5 @@ def enable(config: Any) -> str | None:
     if config.compilation_config.pass_config.fuse_allreduce_rms:
         # FlashInfer's of the same sums and norms, which leaves rounding to E4M3 to a kernel of its own.
         config.compilation_config.pass_config.fuse_allreduce_rms = False
-        logger.info("nestedfp: norms make the sums over two GPUs, in the place of FlashInfer's (fuse_allreduce_rms)")
+        logger.info("nestedfp: FlashInfer's way to do so (fuse_allreduce_rms) is turned off")
     return _group.name

@@ -25,8 +25,9 @@ APART = os.environ.get("NESTEDFP_NORMS_APART") == "1"
 
 
 class JoinNorms(InductorPass):
-    """vllm_ir.fused_add_rms_norm -> nestedfp.linear or swiglu becomes nestedfp.norm_linear; with vllm.all_reduce before
-    them, over the group of that name, nestedfp.reduce_norm_linear (all_reduce.py)."""
+    """vllm_ir.fused_add_rms_norm -> nestedfp.linear or swiglu becomes nestedfp.norm_linear. With vllm.all_reduce before
+    them, over the group of that name, it becomes nestedfp.reduce_norm_linear, and the two first, where others read the
+    norm too, nestedfp.reduce_norm (all_reduce.py)."""
 
     def __init__(self, group: str | None = None) -> None:
         self.group = group
@@ -38,16 +39,36 @@ class JoinNorms(InductorPass):
         norm = torch.ops.vllm_ir.fused_add_rms_norm.default
         place = {node: i for i, node in enumerate(graph.nodes)}
         for node in [node for node in graph.nodes if node.target is norm]:
-            join(graph, node, place, self.group)
+            if is_ours(node) and not join(graph, node, place, self.group) and self.group is not None:
+                join_sum(graph, node, self.group)
+
+
+def is_ours(norm: fx.Node) -> bool:
+    """Whether our kernels have such a norm."""
+    x, residual, weight, _, *rest = norm.args
+    if norm.kwargs or any(argument is not None for argument in rest) or not isinstance(weight, fx.Node):
+        return False
+    columns = weight.meta["val"].shape[0]
+    return (_one_type(x, residual, weight) and columns % 8 == 0
+            and columns <= _library.library().nfp_max_quantised_columns())
+
+
+def join_sum(graph: fx.Graph, norm: fx.Node, group: str) -> None:
+    x, residual, weight, epsilon = norm.args[:4]
+    if _sum_that_one_reads(x, group):
+        with graph.inserting_before(norm):
+            made = graph.call_function(torch.ops.nestedfp.reduce_norm.default, (x.args[0], residual, weight, epsilon, group))
+        made.meta["val"] = norm.meta["val"]
+        norm.replace_all_uses_with(made)
+        graph.erase_node(norm)
+        graph.erase_node(x)
 
 
 def join(graph: fx.Graph, norm: fx.Node, place: dict[fx.Node, int], group: str | None) -> bool:
     """Of one norm; False where it stays what it is. ``place``: of the graph's nodes, before any was joined."""
-    x, residual, weight, epsilon, *rest = norm.args
+    x, residual, weight, epsilon = norm.args[:4]
     outputs = {user.args[1]: user for user in norm.users if user.target is operator.getitem}
-    if norm.kwargs or any(argument is not None for argument in rest) or len(outputs) != len(norm.users):
-        return False
-    if not isinstance(weight, fx.Node) or not _one_type(x, residual, weight):
+    if len(outputs) != len(norm.users):
         return False
     product, between = _only_reader(outputs.get(0))
     if product is None:
@@ -58,8 +79,6 @@ def join(graph: fx.Graph, norm: fx.Node, place: dict[fx.Node, int], group: str |
     planes = list(product.args[1:4])
     bias = product.args[4] if product.target is plain else None
     n, k, kind = product.args[-3:]
-    if k % 8 or k > _library.library().nfp_max_quantised_columns():
-        return False
     # The operation stands where the norm stood: what else it reads must be there already.
     if any(isinstance(a, fx.Node) and place[a] > place[norm] for a in (bias, *planes)):
         return False

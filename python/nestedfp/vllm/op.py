@@ -176,6 +176,12 @@ def _norm_linear_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Ten
     return x.new_empty((x.shape[0], n // 2 if swiglu else n)), residual.new_empty(residual.shape)
 
 
+def _norm_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
+               reduce: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """h = x + residual; RMSNorm(h), and h. reduce: as norm_linear's."""
+    return x.new_empty(x.shape), residual.new_empty(residual.shape)
+
+
 _namespace: torch.library.Library | None = None
 
 
@@ -185,7 +191,8 @@ def register() -> None:
     if _namespace is not None:
         return
     _namespace = torch.library.Library("nestedfp", "FRAGMENT")
-    for name, fake in (("linear", _linear_fake), ("swiglu", _swiglu_fake), ("norm_linear", _norm_linear_fake)):
+    for name, fake in (("linear", _linear_fake), ("swiglu", _swiglu_fake), ("norm_linear", _norm_linear_fake),
+                       ("norm", _norm_fake)):
         define(name, fake)
 
 

@@ -450,7 +450,8 @@ TEST_F(CApiProducts, WrongArgumentsAreRefusedByName) {
       "token_scale without x_scale");
 }
 
-// Two ranks on one GPU, each with a part of x: the bits of a norm of the sum.
+// Two ranks on one GPU, each with a part of x: the bits of a norm of the sum (of so few columns, which one block adds
+// up).
 TEST_F(CApiProducts, NormsSumOverRanks) {
   constexpr int64_t m = 5, n = 96, k = 256;
   constexpr int32_t kRanks = 2;

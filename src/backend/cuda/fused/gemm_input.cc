@@ -164,6 +164,12 @@ Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
   constexpr int64_t kFewRows = 64;
   p.blocks = 1;
   const bool shared_rows = c.m <= kFewRows && !c.batch_invariant;
+  // A sum over GPUs travels faster from more SMs, a group of columns a thread.
+  constexpr int kFewColumns = 1024;
+  while (reduced && p.blocks < kMaxRowBlocks && c.m * p.blocks * 2 <= kMaxReducedBlocks &&
+         p.padded_k / p.blocks > kFewColumns) {
+    p.blocks *= 2;
+  }
   while (shared_rows && p.blocks < kMaxRowBlocks && p.padded_k / p.blocks > 8192) p.blocks *= 2;
   p.block_columns = (p.padded_k + p.blocks * 128 - 1) / (p.blocks * 128) * 128;
   const int groups = p.block_columns / 8;

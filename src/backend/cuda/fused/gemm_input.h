@@ -62,9 +62,10 @@ struct GemmInputCall {
 
 inline constexpr int64_t kMaxColumns = 32768;
 inline constexpr int64_t kMaxExpertColumns = 8192;
-// Rows with all_reduce: a block waits for the same row's blocks on the other GPUs, so all of a call's are on a GPU
-// together (of 132 SMs; of fewer, in the order in which they start).
-constexpr int64_t max_reduced_rows(int64_t k) { return k <= 8192 ? 256 : 64; }
+// A call's blocks with all_reduce: each waits for the same row's on the other GPUs, so all are on a GPU together (of
+// 132 SMs; of fewer, in the order in which they start).
+inline constexpr int64_t kMaxReducedBlocks = 256;
+constexpr int64_t max_reduced_rows(int64_t k) { return k <= 8192 ? kMaxReducedBlocks : kMaxReducedBlocks / 4; }
 
 // Enqueues one kernel. No allocation, no synchronisation. kUsage for shapes and pointers that do not fit.
 Status prepare_gemm_input(const GemmInputCall& call, CUstream_st* stream);

@@ -119,6 +119,19 @@ class Call {
     return nfp::error(ErrorCode::kUsage, "{} must be on the activations' device, cuda:{}", what, device_);
   }
 
+  // The weight of a norm over k columns.
+  Status is_norm_weight(const TorchTensor& weight, int64_t k) const {
+    NFP_RETURN_IF_ERROR(is_here(weight, "the norm's weight"));
+    int64_t elements = 0, dims = 0, *strides = nullptr;
+    int32_t dtype = 0;
+    torch().get_numel(weight.get(), &elements);
+    torch().get_dim(weight.get(), &dims);
+    torch().get_strides(weight.get(), &strides);
+    torch().get_dtype(weight.get(), &dtype);
+    if (elements == k && dtype == dtype_ && dims > 0 && strides[dims - 1] == 1) return nfp::ok_status();
+    return nfp::error(ErrorCode::kUsage, "the norm's weight must be [{}] of the activations' type, without gaps", k);
+  }
+
   // x[m, k] as the kernels can read it: rows that begin at multiples of 16 bytes. A copy, which `kept` holds, if they
   // do not; with `dense` also if they are not one behind the other.
   Result<Rows> rows(const TorchTensor& x, int64_t k, bool dense, TorchTensor* kept) {
@@ -277,7 +290,7 @@ Status run(StableValue* stack) {
     NFP_ASSIGN_OR_RETURN(const Rows added, call.rows(residual, k, true, &residual_copy));
     if (added.m != rows.m) return nfp::error(ErrorCode::kUsage, "x and residual have different numbers of rows");
     NFP_ASSIGN_OR_RETURN(h, call.empty(rows.m, k, at.dtype));
-    NFP_RETURN_IF_ERROR(call.is_here(norm_weight, "the norm's weight"));
+    NFP_RETURN_IF_ERROR(call.is_norm_weight(norm_weight, k));
     norm.weight = norm_weight.data();
     norm.residual = added.data;
     norm.h = h.data();
@@ -336,7 +349,7 @@ Status run_norm(StableValue* stack) {
   NFP_ASSIGN_OR_RETURN(const Rows rows, call.rows(x, k, false, &x_copy));
   NFP_ASSIGN_OR_RETURN(const Rows added, call.rows(residual, k, true, &residual_copy));
   if (added.m != rows.m) return nfp::error(ErrorCode::kUsage, "x and residual have different numbers of rows");
-  NFP_RETURN_IF_ERROR(call.is_here(weight, "the norm's weight"));
+  NFP_RETURN_IF_ERROR(call.is_norm_weight(weight, k));
   NFP_ASSIGN_OR_RETURN(TorchTensor y, call.empty(rows.m, k, at.dtype));
   NFP_ASSIGN_OR_RETURN(TorchTensor h, call.empty(rows.m, k, at.dtype));
   if (rows.m > 0) {

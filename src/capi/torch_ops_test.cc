@@ -116,6 +116,11 @@ TEST_F(TorchOps, FailuresSayWhyAndKeepNothing) {
     const std::string said = call("norm", given.data(), given.size(), 2);
     EXPECT_NE(said.find(wanted), std::string::npos) << said;
   }
+  auto other_weight = norm(3, 3, false);
+  aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(other_weight[2]));
+  other_weight[2] = of(torch_of_tests_tensor(1, 64, kF32));
+  const std::string said = call("norm", other_weight.data(), other_weight.size(), 2);
+  EXPECT_NE(said.find("the norm's weight must be [64] of the activations' type"), std::string::npos) << said;
   std::array<StableValue, 8> linear{of(torch_of_tests_tensor(3, 32, kF16)),
                                     of(torch_of_tests_tensor(1, 4096, kU8)),
                                     of(torch_of_tests_tensor(1, 4096, kU8)),

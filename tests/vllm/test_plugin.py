@@ -875,6 +875,38 @@ class InsideVllm(unittest.TestCase):
             names = [name for name in self.targets(self.norm_graph(groups=("tp:0", None)), group) if "getitem" not in name]
             self.assertEqual(names, ["vllm.all_reduce.default"] + ["nestedfp.norm_linear.default"] * 2)
 
+    def test_where_norms_sum_over_ranks(self):
+        from nestedfp.vllm import all_reduce
+        from vllm.config import CompilationMode
+        from vllm.distributed import parallel_state
+
+        joined = []
+
+        def enabled(ranks=2, mode=CompilationMode.VLLM_COMPILE, custom=SimpleNamespace(disabled=False), name="tp:0"):
+            passes = SimpleNamespace(fuse_allreduce_rms=True)
+            config = SimpleNamespace(parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
+                                     compilation_config=SimpleNamespace(mode=mode, pass_config=passes))
+            group = SimpleNamespace(unique_name=name, device_communicator=SimpleNamespace(ca_comm=custom))
+            with patch.object(parallel_state, "get_tp_group", lambda: group):
+                found = all_reduce.enable(config)
+            self.assertEqual(passes.fuse_allreduce_rms, found is None)  # FlashInfer's, of the same sums
+            return found
+
+        class Group:
+            name = None
+
+            def join(self, group):
+                joined.append(group.unique_name)
+                self.name = group.unique_name
+
+        with patch.object(all_reduce, "_group", Group()):
+            for given in ({"ranks": 1}, {"ranks": 4}, {"mode": CompilationMode.NONE}, {"custom": None},
+                          {"custom": SimpleNamespace(disabled=True)}):
+                self.assertIsNone(enabled(**given), given)
+            self.assertEqual([enabled(), enabled()], ["tp:0", "tp:0"])
+            self.assertEqual(joined, ["tp:0"])
+            self.assertIsNone(enabled(name="tp:1"))  # another engine's in this process, after that
+
     def test_which_steps_norms_sum_over_ranks(self):
         from nestedfp.vllm import all_reduce
 

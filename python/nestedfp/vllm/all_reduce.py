@@ -96,21 +96,25 @@ def register() -> None:
 
 def enable(config: Any) -> str | None:
     """The name of the group whose sums norms may make, for the model of this vLLM configuration; None where there is no
-    such group, or vLLM's own kernel for sums does not run in it (GPUs that do not see each other's memory, several
-    hosts, --disable-custom-all-reduce). All ranks come here together."""
-    if config.parallel_config.tensor_parallel_size != RANKS:
-        return None
+    such group, nothing is compiled, or vLLM's own kernel for sums does not run (GPUs that do not see each other's memory,
+    several hosts, --disable-custom-all-reduce). All ranks come here together."""
+    from vllm.config import CompilationMode
     from vllm.distributed.parallel_state import get_tp_group
+
+    if (config.parallel_config.tensor_parallel_size != RANKS
+            or config.compilation_config.mode != CompilationMode.VLLM_COMPILE):
+        return None
 
     group = get_tp_group()
     custom = getattr(group.device_communicator, "ca_comm", None)
-    if custom is None or custom.disabled:
+    if custom is None or custom.disabled or _group.name not in (None, group.unique_name):
         return None
     register()
     if _group.name is None:
         _group.join(group)
     if config.compilation_config.pass_config.fuse_allreduce_rms:
-        # FlashInfer's of the same sums and norms, which leaves rounding to E4M3 to a kernel of its own.
+        # FlashInfer's of the same sums and norms, which would come before ours and leaves rounding to E4M3 to a kernel of
+        # its own.
         config.compilation_config.pass_config.fuse_allreduce_rms = False
         logger.info("nestedfp: FlashInfer's way to do so (fuse_allreduce_rms) is turned off")
     return _group.name

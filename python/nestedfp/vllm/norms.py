@@ -48,9 +48,10 @@ def is_ours(norm: fx.Node) -> bool:
     x, residual, weight, _, *rest = norm.args
     if norm.kwargs or any(argument is not None for argument in rest) or not isinstance(weight, fx.Node):
         return False
+    if not _one_type(x, residual, weight):
+        return False
     columns = weight.meta["val"].shape[0]
-    return (_one_type(x, residual, weight) and columns % 8 == 0
-            and columns <= _library.library().nfp_max_quantised_columns())
+    return columns % 8 == 0 and columns <= _library.library().nfp_max_quantised_columns()
 
 
 def join_sum(graph: fx.Graph, norm: fx.Node, group: str) -> None:

@@ -757,9 +757,33 @@ class InsideVllm(unittest.TestCase):
         self.assertIn('nestedfp:steps_total{engine="0",model_name="m",precision="fp8"} 4.0', text)
         self.assertIn('nestedfp:step_seconds_total{engine="0",model_name="m",precision="fp8"} 0.5', text)
         self.assertIn('nestedfp:slo_steps_total{engine="0",model_name="m"} 2.0', text)
-        other = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m", quantization=None))
-        StatLogger(other, [0]).record(stats, None)
-        self.assertIn('nestedfp:slo_steps_total{engine="0",model_name="m"} 2.0', generate_latest().decode())
+
+    def test_statistics_stay_off_and_other_models_as_they_are(self):
+        """A logger from vLLM's entry point would turn them on (AsyncLLM.__init__), whatever the model."""
+        from nestedfp.vllm import metrics
+        from nestedfp.vllm.stat_logger import StatLogger
+        from vllm.plugins import STAT_LOGGER_PLUGINS_GROUP
+        from vllm.v1.metrics import loggers
+
+        project = (Path(__file__).parents[2] / "python" / "pyproject.toml").read_text()
+        self.assertIn('"vllm.general_plugins"', project)
+        self.assertNotIn(STAT_LOGGER_PLUGINS_GROUP, project)
+        metrics.install_logger()
+
+        class Mine(loggers.PrometheusStatLogger):
+            def __init__(self, *args, **kwargs):
+                pass
+
+        for quantization, given, found in ((None, None, []), (None, [Mine], [Mine]), ("nestedfp", None, [StatLogger]),
+                                           ("nestedfp", [Mine], [Mine, StatLogger])):
+            config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m", quantization=quantization))
+            with patch.object(loggers, "PrometheusStatLogger", Mine):  # vLLM's where none is given
+                made = loggers.StatLoggerManager(vllm_config=config, engine_idxs=[0, 1], custom_stat_loggers=given,
+                                                 enable_default_loggers=False)
+            self.assertEqual([type(one) for one in made.stat_loggers], found if given else [*found, Mine])
+            for one in made.stat_loggers:
+                if isinstance(one, StatLogger):
+                    self.assertEqual({engine for engine, _ in one.children}, {0, 1})
 
     def test_dependent_launch_unless_the_user_says_otherwise(self):
         from nestedfp.vllm import overlap

@@ -377,4 +377,5 @@ def register() -> None:
     _find_at_once()
     checkpoint.install_loader()
     metrics.install_field()
+    metrics.install_logger()
     loading.install()

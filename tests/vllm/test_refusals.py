@@ -290,6 +290,33 @@ class Policies(unittest.TestCase):
                 with set_current_vllm_config(made), self.assertRaisesRegex(kind, f"precision policy '{policy}'.*({why})"):
                     config._prepare(torch.float16)
 
+    def prepare(self, policy, worker, draft):
+        """Of a draft model, or of its target."""
+        from nestedfp.vllm.quantization import NestedFPConfig
+        from vllm.config import DeviceConfig, ParallelConfig, SpeculativeConfig, VllmConfig, set_current_vllm_config
+
+        target = ParallelConfig(worker_cls=worker)
+        made = VllmConfig(device_config=DeviceConfig("cpu"), additional_config={"nestedfp": {"policy": policy}},
+                          parallel_config=SpeculativeConfig.create_draft_parallel_config(target, 1) if draft else target)
+        made.speculative_config = SimpleNamespace(target_parallel_config=target)
+        with set_current_vllm_config(made):
+            NestedFPConfig()._prepare(torch.float16)
+
+    def test_a_draft_model_has_its_target_s_worker(self):
+        from nestedfp.vllm.op import Step
+
+        self.addCleanup(setattr, Step, "forced", Step.forced)
+        self.addCleanup(setattr, Step, "threshold", Step.threshold)
+        for draft in (False, True):
+            Step.forced, Step.threshold = _library.FP8, 1024
+            self.prepare("alternate:3", "nestedfp.vllm.worker.Worker", draft)
+            self.assertEqual((Step.forced, Step.threshold), (_library.FP8, 1024))
+            # Without it rows decide, whatever an engine before this one has left.
+            self.prepare("threshold:7", "auto", draft)
+            self.assertEqual((Step.forced, Step.threshold), (None, 7))
+            with self.assertRaisesRegex(ValueError, "without nestedfp's scheduler and worker"):
+                self.prepare("alternate:3", "auto", draft)
+
 
 class CompileCache(unittest.TestCase):
     def test_the_plugin_s_version_counts(self):

@@ -310,7 +310,8 @@ class NestedFPConfig(QuantizationConfig):
         return UnquantizedLinearMethod()
 
     def _is_dense_in_checkpoint(self, prefix: str) -> bool:
-        if not is_layer_skipped(prefix, self.ignore, {**_FUSED, **self.packed_modules_mapping}):
+        name = prefix.removeprefix("draft_model.")  # as vLLM puts before the names of a draft model's layers
+        if not is_layer_skipped(name, self.ignore, {**_FUSED, **self.packed_modules_mapping}):
             return False
         self.dense_layers.add(prefix, "it is in the checkpoint")
         return True
@@ -339,7 +340,9 @@ class NestedFPConfig(QuantizationConfig):
         limits.check_offload(config)
         wanted = settings.current()
         Policy(wanted.policy)  # an error for one that there is not
-        by_rows = config.parallel_config.worker_cls != "nestedfp.vllm.worker.Worker"
+        # A draft model runs in its target's worker, which the parallel_config that vLLM makes for it does not name.
+        parallel = getattr(config.speculative_config, "target_parallel_config", None) or config.parallel_config
+        by_rows = parallel.worker_cls != "nestedfp.vllm.worker.Worker"
         threshold = wanted.threshold()
         if by_rows and threshold is None:
             raise ValueError(f"precision policy '{wanted.policy}': without nestedfp's scheduler and worker "
@@ -360,7 +363,7 @@ class NestedFPConfig(QuantizationConfig):
         self.keeps_scales = (getattr(config, "weight_transfer_config", None) is not None
                              or bool(getattr(config.model_config, "enable_sleep_mode", False)))
         if by_rows and threshold is not None:
-            op.Step.threshold = threshold
+            op.Step.threshold, op.Step.forced = threshold, None  # an engine before it in this process may have forced one
 
 
 def _find_at_once() -> None:

@@ -290,13 +290,13 @@ class Policies(unittest.TestCase):
                 with set_current_vllm_config(made), self.assertRaisesRegex(kind, f"precision policy '{policy}'.*({why})"):
                     config._prepare(torch.float16)
 
-    def prepare(self, policy, worker, draft):
+    def prepare(self, settings, worker, draft=False):
         """Of a draft model, or of its target."""
         from nestedfp.vllm.quantization import NestedFPConfig
         from vllm.config import DeviceConfig, ParallelConfig, SpeculativeConfig, VllmConfig, set_current_vllm_config
 
         target = ParallelConfig(worker_cls=worker)
-        made = VllmConfig(device_config=DeviceConfig("cpu"), additional_config={"nestedfp": {"policy": policy}},
+        made = VllmConfig(device_config=DeviceConfig("cpu"), additional_config={"nestedfp": settings},
                           parallel_config=SpeculativeConfig.create_draft_parallel_config(target, 1) if draft else target)
         made.speculative_config = SimpleNamespace(target_parallel_config=target)
         with set_current_vllm_config(made):
@@ -309,13 +309,19 @@ class Policies(unittest.TestCase):
         self.addCleanup(setattr, Step, "threshold", Step.threshold)
         for draft in (False, True):
             Step.forced, Step.threshold = _library.FP8, 1024
-            self.prepare("alternate:3", "nestedfp.vllm.worker.Worker", draft)
+            self.prepare({"policy": "alternate:3"}, "nestedfp.vllm.worker.Worker", draft)
             self.assertEqual((Step.forced, Step.threshold), (_library.FP8, 1024))
             # Without it rows decide, whatever an engine before this one has left.
-            self.prepare("threshold:7", "auto", draft)
+            self.prepare({"policy": "threshold:7"}, "auto", draft)
             self.assertEqual((Step.forced, Step.threshold), (None, 7))
             with self.assertRaisesRegex(ValueError, "without nestedfp's scheduler and worker"):
-                self.prepare("alternate:3", "auto", draft)
+                self.prepare({"policy": "alternate:3"}, "auto", draft)
+
+    def test_targets_need_a_scheduler(self):
+        for name in ("slo_ttft_ms", "slo_tpot_ms"):
+            with self.assertRaisesRegex(ValueError, "slo_ttft_ms and slo_tpot_ms need .*scheduler and worker"):
+                self.prepare({name: 20}, "auto")
+            self.prepare({name: 20}, "nestedfp.vllm.worker.Worker")
 
 
 class CompileCache(unittest.TestCase):

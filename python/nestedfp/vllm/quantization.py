@@ -347,6 +347,9 @@ class NestedFPConfig(QuantizationConfig):
         if by_rows and threshold is None:
             raise ValueError(f"precision policy '{wanted.policy}': without nestedfp's scheduler and worker "
                              "(docs/vllm.md) only fp16, fp8-w8a8 and threshold:TOKENS work")
+        if by_rows and wanted.has_targets():
+            raise ValueError("additional_config: nestedfp.slo_ttft_ms and slo_tpot_ms need nestedfp's scheduler and worker "
+                             "(docs/vllm.md)")
         if self.nested is not None and dtype is torch.bfloat16 and self.nested.source_dtype != "BF16":
             raise ValueError("this nested checkpoint was made of FP16 weights, which BF16 activations cannot be "
                              "multiplied with exactly: add --dtype float16")

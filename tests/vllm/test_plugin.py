@@ -1164,6 +1164,9 @@ print(ours, imported, weight_utils.get_quantization_config("fp8").__name__)
             self.assertIsInstance(layer.quant_method, kind)
         self.assertTrue(config._is_dense_in_checkpoint("model.layers.1.mlp.shared_expert.gate_up_proj"))
         self.assertFalse(config._is_dense_in_checkpoint("model.layers.0.mlp.shared_expert.gate_up_proj"))
+        config.ignore += ["model.layers.1.mlp.gate_up_proj"]  # as in Phi-3's checkpoints
+        self.assertTrue(config._is_dense_in_checkpoint("model.layers.1.mlp.gate_up_proj"))
+        self.assertFalse(config._is_dense_in_checkpoint("model.layers.0.mlp.gate_up_proj"))
         self.assertTrue(config._is_dense_in_checkpoint("draft_model.model.layers.1.mlp.shared_expert.gate_up_proj"))
         source = Path(vllm.__file__).parent / "v1/spec_decode/draft_model.py"
         self.assertIn('prefix="draft_model"', source.read_text())

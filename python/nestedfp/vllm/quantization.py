@@ -170,7 +170,7 @@ class NestedOnlineLinearMethod(_NestedLinearMethod):
     """Weights of an ordinary checkpoint: each layer is nested as soon as all of it has been read, so that the peak is
     the planes and one layer."""
 
-    uses_meta_device = True
+    uses_meta_device = nestedfp_online = True
 
     def create_weights(self, layer: torch.nn.Module, input_size_per_partition: int,
                        output_partition_sizes: list[int], input_size: int, output_size: int,
@@ -311,7 +311,8 @@ class NestedFPConfig(QuantizationConfig):
 
     def _is_dense_in_checkpoint(self, prefix: str) -> bool:
         name = prefix.removeprefix("draft_model.")  # as vLLM puts before the names of a draft model's layers
-        if not is_layer_skipped(name, self.ignore, {**_FUSED, **self.packed_modules_mapping}):
+        # Phi-3's are one matrix in the checkpoint too, which vLLM's own class says and its backend for transformers does not.
+        if name not in self.ignore and not is_layer_skipped(name, self.ignore, {**_FUSED, **self.packed_modules_mapping}):
             return False
         self.dense_layers.add(prefix, "it is in the checkpoint")
         return True
@@ -357,6 +358,7 @@ class NestedFPConfig(QuantizationConfig):
         op.register()
         versions.mark(config)
         assembler.choose(Path(torch.__file__).parent)
+        loading.follow_transformers()
         overlap.enable(config)
         norms.enable(config)
         from . import attention  # imports all of FlashAttention: not in processes without such a model

@@ -178,30 +178,52 @@ def write(path, tensors):
 
 @unittest.skipUnless(HAVE_VLLM, "needs torch and vLLM")
 class LowerBytes(unittest.TestCase):
-    def read(self, folder):
+    def begin(self, folder, dtype="float16", **fields):
         from vllm.config import LoadConfig
         from vllm.model_executor.model_loader import DefaultModelLoader
 
         checkpoint.install_loader()
-        hf_config = SimpleNamespace(nestedfp={"version": 1, "lower": "nestedfp"})
-        config = SimpleNamespace(hf_config=hf_config, quantization="nestedfp", model=folder, revision=None)
-        return [name for name, _ in DefaultModelLoader(LoadConfig()).get_all_weights(config, SimpleNamespace())]
+        hf_config = SimpleNamespace(nestedfp={"version": 1, "lower": "nestedfp", **fields})
+        config = SimpleNamespace(hf_config=hf_config, quantization="nestedfp", model=folder, revision=None,
+                                 dtype=getattr(torch, dtype))
+        return DefaultModelLoader(LoadConfig()).get_all_weights(config, SimpleNamespace())
+
+    def read(self, *where, **fields):
+        return [name for name, _ in self.begin(*where, **fields)]
 
     def test_they_come_last_and_must_be_there(self):
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder) / "model-1.safetensors", {"a.weight": ("F8_E4M3", (3, 5)), "b.weight": ("U8", (2, 2))})
             lower = Path(folder) / "nestedfp" / "lower-1.safetensors"
             with self.assertRaisesRegex(ValueError, r"the lower bytes \(nestedfp/\*.safetensors\) are missing"):
-                self.read(folder)  # no such folder
+                self.begin(folder)  # no such folder
             lower.parent.mkdir()
             with self.assertRaisesRegex(ValueError, r"the lower bytes \(nestedfp/\*.safetensors\) are missing"):
-                self.read(folder)  # an empty one
+                self.begin(folder)  # an empty one
             write(lower, {"b.weight_lower": ("U8", (3, 5))})
             with self.assertRaisesRegex(ValueError, "'a.weight_lower' is missing"):
-                self.read(folder)
+                self.begin(folder)
             write(lower, {"a.weight_lower": ("U8", (3, 5))})
             names = self.read(folder)
             self.assertEqual((set(names[:2]), names[2:]), ({"a.weight", "b.weight"}, ["a.weight_lower"]))
+
+    def test_another_checkpoint_s_are_joined_as_the_first_one_s(self):
+        """Where weights are read again, from a folder that vLLM was not started with."""
+        with tempfile.TemporaryDirectory() as folder:
+            write(Path(folder) / "model.safetensors", {"a.weight": ("F8_E4M3", (3, 5))})
+            write(Path(folder) / "nestedfp" / "lower.safetensors", {"a.weight_lower": ("U8", (3, 5))})
+            f16, bf16, free, restricted = {}, {"source_dtype": "BF16"}, {"uppers": "free"}, {"uppers": "restricted"}
+            for ours, theirs, dtype, why in ((f16, f16, "float16", None), (f16, restricted, "float16", None),
+                                             (f16, free, "float16", "join"), (restricted, free, "float16", "join"),
+                                             (free, f16, "float16", None), (f16, bf16, "float16", None),
+                                             (bf16, bf16, "bfloat16", None), (bf16, f16, "bfloat16", "FP16 weights")):
+                text = json.dumps({"nestedfp": {"version": 1, "lower": "nestedfp", **theirs}})
+                (Path(folder) / "config.json").write_text(text)
+                if why is None:
+                    self.assertEqual(self.read(folder, dtype, **ours), ["a.weight", "a.weight_lower"])
+                else:
+                    with self.assertRaisesRegex(ValueError, f"config.json: .*{why}.*start "):
+                        self.begin(folder, dtype, **ours)
 
 
 def configuration(settings=None, moe=False, data_parallel=1, executor=None, ubatching=False,

@@ -178,12 +178,12 @@ def write(path, tensors):
 
 @unittest.skipUnless(HAVE_VLLM, "needs torch and vLLM")
 class LowerBytes(unittest.TestCase):
-    def begin(self, folder, dtype="float16", **fields):
+    def begin(self, folder, dtype="float16", nested=True, **fields):
         from vllm.config import LoadConfig
         from vllm.model_executor.model_loader import DefaultModelLoader
 
         checkpoint.install_loader()
-        hf_config = SimpleNamespace(nestedfp={"version": 1, "lower": "nestedfp", **fields})
+        hf_config = SimpleNamespace(nestedfp={"version": 1, "lower": "nestedfp", **fields} if nested else None)
         config = SimpleNamespace(hf_config=hf_config, quantization="nestedfp", model=folder, revision=None,
                                  dtype=getattr(torch, dtype))
         return DefaultModelLoader(LoadConfig()).get_all_weights(config, SimpleNamespace())
@@ -224,6 +224,10 @@ class LowerBytes(unittest.TestCase):
                 else:
                     with self.assertRaisesRegex(ValueError, f"config.json: .*{why}.*start "):
                         self.begin(folder, dtype, **ours)
+            with self.assertRaisesRegex(ValueError, "config.json: this is a nested checkpoint.*started with an ordinary one"):
+                self.begin(folder, nested=False)
+            (Path(folder) / "config.json").write_text("{}")
+            self.assertEqual(self.read(folder, nested=False), ["a.weight"])
 
 
 def configuration(settings=None, moe=False, data_parallel=1, executor=None, ubatching=False,

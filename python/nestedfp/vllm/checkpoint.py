@@ -91,13 +91,16 @@ def check_files(folder: str, lower_folder: str) -> None:
                              "the model again")
 
 
-def check_replacement(folder: str, started: NestedInfo, bf16: bool) -> None:
-    """Raises ValueError where the folder's planes cannot take the place of those that vLLM was started with, whose
-    config.json is the one that it knows, and whose join CUDA graphs hold: weights that are read again."""
+def check_replacement(folder: str, started: NestedInfo | None, bf16: bool) -> None:
+    """Raises ValueError where what is in the folder cannot take the place of what vLLM was started with, whose config.json
+    is the one that it knows, and whose join CUDA graphs hold: weights that are read again."""
     path = Path(folder) / "config.json"
     raw = json.loads(path.read_text()).get("nestedfp") if path.is_file() else None
     if raw is None:
         return
+    if started is None:
+        raise ValueError(f"{path}: this is a nested checkpoint, and vLLM was started with an ordinary one: start vLLM with "
+                         "it, or give the checkpoint that it was made of")
     given = NestedInfo.parse(raw)
     if given.uppers == "free" != started.uppers:
         raise ValueError(f"{path}: nestedfp.uppers is 'free', and '{started.uppers}' in the checkpoint that vLLM was "
@@ -141,7 +144,10 @@ def install_loader() -> None:
     def get_all_weights(original: Callable[..., Any], self: Any, model_config: Any,
                         model: Any) -> Iterable[tuple[str, Any]]:
         raw = getattr(model_config.hf_config, "nestedfp", None)
-        if model_config.quantization != "nestedfp" or raw is None:
+        if model_config.quantization != "nestedfp":
+            return original(self, model_config, model)
+        if raw is None:
+            check_replacement(model_config.model, None, False)
             return original(self, model_config, model)
         info = NestedInfo.parse(raw)
         lower = DefaultModelLoader.Source(model_config.model, model_config.revision,

@@ -650,6 +650,19 @@ class Scheduling(unittest.TestCase):
         self.assertEqual(made.nestedfp_targets["s"].tokens, 0)
         self.assertNotIn("slo_requests", made.make_stats().nestedfp)
 
+    def test_of_those_that_wait_the_first_one_due_decides(self):
+        rng = random.Random(8)
+        for _ in range(20):
+            self.wait_until(0.0)
+            made = self.scheduler(self.WORKER)
+            made.nestedfp_clock.times.observe(self.FP16, 1, 0.1)  # this step and one of its own: 0.2 s
+            dues = [rng.randrange(100, 400) for _ in range(rng.randrange(1, 5))]
+            for i, due in enumerate(dues):
+                made.add_request(Request(f"w{i}", slo_ttft_ms=due))
+                made.add_request(Request(f"n{i}", slo_tpot_ms=1))  # no first token is late
+            made.add_request(Request("v"))
+            self.assertEqual(self.decide(made, {"v": 1}), self.FP8 if min(dues) < 200 else self.FP16, dues)
+
     def test_requests_that_were_preempted(self):
         """They compute all that they had before their next token."""
         def late(count, missing):

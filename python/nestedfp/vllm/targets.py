@@ -127,6 +127,9 @@ class Clock:
         """Its tokens that steps under way give: one each for certain, and no draft before it is accepted."""
         return sum(request in requests for *_, requests in self.under_way)
 
+    def requests_under_way(self) -> set[str]:
+        return {name for *_, requests in self.under_way for name in requests}
+
     def scheduled(self, precision: int, tokens: int, now_s: float, requests: Collection[str] = ()) -> int:
         """The step's number. ``requests``: that get a token from it, of those that in_flight() is asked for."""
         self.steps += 1

@@ -369,7 +369,7 @@ class NestedFPConfig(QuantizationConfig):
         self.keeps_scales = (getattr(config, "weight_transfer_config", None) is not None
                              or bool(getattr(config.model_config, "enable_sleep_mode", False)))
         if by_rows and threshold is not None:
-            op.Step.threshold, op.Step.forced = threshold, None  # by an engine before it in this process
+            op.Step.threshold, op.Step.forced = threshold, None  # None, whatever an engine before it left
 
 
 def _find_at_once() -> None:

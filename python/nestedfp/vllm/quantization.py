@@ -44,8 +44,9 @@ _TYPES = (torch.float16, torch.bfloat16)
 
 
 # Layers whose weights models read themselves, and not through the layer: their type, to convert images to it (Isaac,
-# Qwen-VL), or their numbers (LongCat's latent attention).
-_READ_BY_MODELS = re.compile(r"(^|\.)(vision_embedding\.1|resblocks\.0\.mlp\.c_fc)$")
+# Qwen-VL), or their numbers (LongCat's latent attention), or where they lie, before they are read, to put a bias there
+# (classifiers).
+_READ_BY_MODELS = re.compile(r"(^|\.)(vision_embedding\.1|resblocks\.0\.mlp\.c_fc|score)$")
 _READ_BY_LONGCAT = re.compile(r"\.kv_b_proj$")
 
 

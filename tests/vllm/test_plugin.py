@@ -825,20 +825,28 @@ class InsideVllm(unittest.TestCase):
         TritonKernel._handle_pdl_before_access(kernel, buffer, "x")
         self.assertEqual(lines, [("body", Kernel.GDC_WAIT), ("buffer", Kernel.GDC_WAIT)])
 
-    def norm_graph(self, reads_normed_twice=False, bias_after=False, weight_type=None):
-        """(hidden, residual) -> norm -> swiglu -> norm -> linear, as vLLM's graphs hold them before they are lowered."""
+    def norm_graph(self, reads_normed_twice=False, bias_after=False, weight_type=None, groups=()):
+        """``groups``: over which vLLM sums what each norm reads. (hidden, residual) -> norm -> swiglu -> norm -> linear, as vLLM's graphs hold them before they are lowered."""
+        import vllm.distributed.parallel_state
         import vllm.ir.ops  # noqa: F401
-        from nestedfp.vllm import op
+        from nestedfp.vllm import all_reduce, op
         from torch.fx.experimental.proxy_tensor import make_fx
 
         op.register()
+        all_reduce.register()
         half, nested = torch.float16, torch.ops.nestedfp
         x, residual = torch.empty(5, 64, dtype=half), torch.empty(5, 64, dtype=half)
         weight = torch.empty(64, dtype=weight_type or half)
         plane, scale, bias = torch.empty(128 * 64, dtype=torch.uint8), torch.empty(0), torch.empty(64, dtype=half)
 
         def model(x, residual, weight, plane, scale, bias):
-            norm = torch.ops.vllm_ir.fused_add_rms_norm
+            over = iter(groups)
+
+            def norm(x, *rest):
+                group = next(over, None)
+                x = torch.ops.vllm.all_reduce(x, group_name=group) if group else x
+                return torch.ops.vllm_ir.fused_add_rms_norm(x, *rest)
+
             normed, residual = norm(x, residual, weight, 1e-5, None)
             x = nested.swiglu(normed.reshape(-1, 64), plane, plane, scale, 128, 64, 0)
             normed, residual = norm(x, residual, weight, 1e-5, None)
@@ -847,10 +855,10 @@ class InsideVllm(unittest.TestCase):
 
         return make_fx(model, tracing_mode="fake")(x, residual, weight, plane, scale, bias)
 
-    def targets(self, traced):
+    def targets(self, traced, group=None):
         from nestedfp.vllm import norms
 
-        norms.JoinNorms()(traced.graph)
+        norms.JoinNorms(group)(traced.graph)
         traced.graph.lint()
         for node in traced.graph.nodes:
             self.assertIn("val", node.meta if node.op != "output" else {"val": 0}, node)
@@ -871,7 +879,7 @@ class InsideVllm(unittest.TestCase):
             self.assertRegex(refused.stderr, f"NestedFPError: .*{name}")
         op._bind()
         op._bind()
-        for name in ("linear", "swiglu", "norm_linear"):
+        for name in ("linear", "swiglu", "norm_linear", "norm"):
             self.assertTrue(torch._C._dispatch_has_kernel_for_dispatch_key(f"nestedfp::{name}", "CUDA"), name)
 
     def test_the_precision_in_force(self):
@@ -928,6 +936,80 @@ class InsideVllm(unittest.TestCase):
         names = " ".join(self.targets(self.norm_graph(weight_type=torch.float32)))
         self.assertEqual((names.count("fused_add_rms_norm"), names.count("norm_linear")), (2, 0))
 
+    def test_norms_join_the_sum_over_ranks_before_them(self):
+        traced = self.norm_graph(groups=("tp:0", "tp:0"))
+        names = [name for name in self.targets(traced, "tp:0") if "getitem" not in name]
+        self.assertEqual(names, ["nestedfp.reduce_norm_linear.default"] * 2)
+        swiglu, linear = [node for node in traced.graph.nodes if "norm_linear" in str(node.target)]
+        self.assertEqual(swiglu.args[0].op, "placeholder")  # the part, not the sum
+        self.assertEqual(swiglu.args[3:4] + swiglu.args[7:], (1e-5, None, 128, 64, 0, True, "tp:0"))
+        self.assertEqual(linear.args[8:], (64, 64, 0, False, "tp:0"))
+        # A norm that others read too is its own operation. (The second of two here.)
+        traced = self.norm_graph(groups=("tp:0", "tp:0"), reads_normed_twice=True)
+        names = [name for name in self.targets(traced, "tp:0") if "getitem" not in name]
+        self.assertEqual(names, ["nestedfp.reduce_norm_linear.default", "nestedfp.reduce_norm.default",
+                                 "nestedfp.linear.default"])
+        alone = next(node for node in traced.graph.nodes if "reduce_norm.default" in str(node.target))
+        self.assertEqual(alone.args[3:], (1e-5, "tp:0"))
+        self.assertEqual({user.args[1]: len(user.users) for user in alone.users}, {0: 2, 1: 1})
+        names = " ".join(self.targets(self.norm_graph(groups=("tp:0", "tp:0"), weight_type=torch.float32), "tp:0"))
+        self.assertEqual((names.count("vllm.all_reduce"), names.count("fused_add_rms_norm")), (2, 2))
+        for group in (None, "tp:1"):  # sums that are not this group's stay vLLM's
+            names = [name for name in self.targets(self.norm_graph(groups=("tp:0", None)), group) if "getitem" not in name]
+            self.assertEqual(names, ["vllm.all_reduce.default"] + ["nestedfp.norm_linear.default"] * 2)
+
+    def test_where_norms_sum_over_ranks(self):
+        from nestedfp.vllm import all_reduce
+        from vllm.config import CompilationMode
+        from vllm.distributed import parallel_state
+
+        joined = []
+
+        def enabled(ranks=2, mode=CompilationMode.VLLM_COMPILE, custom=SimpleNamespace(disabled=False), name="tp:0"):
+            passes = SimpleNamespace(fuse_allreduce_rms=True)
+            config = SimpleNamespace(parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
+                                     compilation_config=SimpleNamespace(mode=mode, pass_config=passes))
+            group = SimpleNamespace(unique_name=name, device_communicator=SimpleNamespace(ca_comm=custom))
+            with patch.object(parallel_state, "get_tp_group", lambda: group):
+                found = all_reduce.enable(config)
+            self.assertEqual(passes.fuse_allreduce_rms, found is None)  # FlashInfer's, of the same sums
+            return found
+
+        class Group:
+            name = None
+
+            def join(self, group):
+                joined.append(group.unique_name)
+                self.name = group.unique_name
+
+        with patch.object(all_reduce, "_group", Group()):
+            for given in ({"ranks": 1}, {"ranks": 4}, {"mode": CompilationMode.NONE}, {"custom": None},
+                          {"custom": SimpleNamespace(disabled=True)}):
+                self.assertIsNone(enabled(**given), given)
+            self.assertEqual([enabled(), enabled()], ["tp:0", "tp:0"])
+            self.assertEqual(joined, ["tp:0"])
+            self.assertIsNone(enabled(name="tp:1"))  # another engine's in this process, after that
+
+    def test_which_steps_norms_sum_over_ranks(self):
+        from nestedfp.vllm import all_reduce
+
+        summed, joined, normed = [], [], []
+        ops = SimpleNamespace(vllm=SimpleNamespace(all_reduce=lambda x, group: summed.append(group) or x + 1),
+                              nestedfp=SimpleNamespace(norm_linear=lambda *given: joined.append(given) or given[:2],
+                                                       norm=lambda *given: normed.append(given) or given[:2]))
+        group = SimpleNamespace(name="tp:0", max_rows=lambda columns: 8192 // columns)
+        with patch.object(all_reduce, "_group", group), patch.object(all_reduce.torch, "ops", ops):
+            for rows, name in ((128, "tp:0"), (129, "tp:0"), (1, "tp:1")):
+                x = torch.zeros(rows, 64)
+                all_reduce._reduce_norm_linear(x, x, "w", 1e-5, "u", "l", "s", None, 32, 64, 0, True, name)
+                all_reduce._reduce_norm(x, x, "w", 1e-5, name)
+        self.assertEqual(summed, ["tp:0", "tp:0", "tp:1", "tp:1"])
+        self.assertEqual([(float(given[0].max()), given[2:]) for given in normed],
+                         [(0, ("w", 1e-5, True)), (1, ("w", 1e-5, False)), (1, ("w", 1e-5, False))])
+        self.assertEqual([given[1:] for given in joined][0][1:], ("w", 1e-5, "u", "l", "s", None, 32, 64, 0, True, True))
+        self.assertEqual([given[-1] for given in joined], [True, False, False])
+        self.assertEqual([float(given[0].max()) for given in joined], [0, 1, 1])
+
     def test_norms_join_unless_the_user_has_a_pass(self):
         from nestedfp.vllm import norms
         from vllm.compilation.passes.inductor_pass import InductorPass
@@ -935,7 +1017,8 @@ class InsideVllm(unittest.TestCase):
         other = norms.JoinNorms()
         for given in ({}, {norms.HOOK: other}):
             compilation = SimpleNamespace(inductor_compile_config=dict(given))
-            norms.enable(SimpleNamespace(compilation_config=compilation))
+            norms.enable(SimpleNamespace(compilation_config=compilation,
+                                         parallel_config=SimpleNamespace(tensor_parallel_size=1)))
             found = compilation.inductor_compile_config[norms.HOOK]
             self.assertIsInstance(found, InductorPass)
             self.assertEqual(found is other, bool(given))

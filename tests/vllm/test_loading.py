@@ -303,6 +303,7 @@ class Loading(unittest.TestCase):
 
         given, nested_method = get_current_vllm_config(), type(self.model(a=None).a.quant_method)
         for model, prefix, dense in (("isaac", "vision_embedding.1", True), ("qwen", "visual.resblocks.0.mlp.c_fc", True),
+                                     ("qwen3", "score", True), ("qwen3", "model.layers.0.scores", False),
                                      ("qwen", "visual.resblocks.10.mlp.c_fc", False),
                                      ("longcat_flash", "model.layers.0.self_attn.0.kv_b_proj", True),
                                      ("deepseek_v3", "model.layers.0.self_attn.kv_b_proj", False)):

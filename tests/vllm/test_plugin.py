@@ -1124,7 +1124,16 @@ class InsideVllm(unittest.TestCase):
         with patch.object(cudagraph_utils, "graph_capture", lambda **_: nullcontext()), \
                 patch.object(cudagraph_utils, "is_global_first_rank", lambda: False), \
                 patch("torch.cuda.CUDAGraph", MagicMock), patch("torch.cuda.graph", lambda *_: nullcontext()):
-            states = worker._in_both(inspect.unwrap(cudagraph_utils.CudaGraphManager.capture), manager, create_forward)
+            capture = inspect.unwrap(cudagraph_utils.CudaGraphManager.capture)
+            with worker.forced(fp16):  # as the worker leaves it
+                states = worker._in_both(capture, manager, create_forward)
+            captured, graphs = list(runs), manager.graphs
+            runs.clear()
+            manager.graphs = worker.ByPrecision()
+            others = worker._in_both(capture, manager, create_forward)  # an engine's behind it, with another worker
+        self.assertEqual(([run[3:] for run in runs], set(others.values())), ([(None, False)] * 8, {((tokens, None),) * 2 for tokens in (8, 4)}))
+        self.assertTrue(all(one in manager.graphs for one in manager._capture_descs[CUDAGraphMode.FULL]))
+        runs[:], manager.graphs = captured, graphs
         of_fp8 = []
         for tokens in (8, 4):
             of_fp8 += [(tokens, none, True, fp8, True), (tokens, piecewise, True, fp8, False)]

@@ -416,7 +416,11 @@ class Graphs(unittest.TestCase):
             self.budget_graphs[budget] = worker.Step.forced
 
         with patch.object(encoder_cudagraph.EncoderCudaGraphManager, "_capture_budget_graph", capture):
-            manager.capture(graph_pool=None)
+            manager.capture(graph_pool=None)  # of an engine behind one of this worker's, with another one
+            self.assertEqual(captured, [(None, 128), (None, 64)])
+            captured.clear()
+            with worker.forced(_library.FP16):
+                manager.capture(graph_pool=None)
         both = (_library.FP8, _library.FP16)
         self.assertEqual(captured, [(precision, budget) for precision in both for budget in (128, 64)])
         for precision in both:

@@ -92,10 +92,10 @@ def check_files(folder: str, lower_folder: str) -> None:
 
 
 def check_replacement(folder: str, started: NestedInfo | None, bf16: bool) -> None:
-    """Raises ValueError where what is in the folder cannot take the place of what vLLM was started with, whose config.json
-    is the one that it knows, and whose join CUDA graphs hold: weights that are read again."""
+    """Raises ValueError where what is in the folder cannot take the place of what vLLM was started with, whose
+    config.json is the one that it knows, and whose join CUDA graphs hold: weights that are read again."""
     path = Path(folder) / "config.json"
-    raw = json.loads(path.read_text()).get("nestedfp") if path.is_file() else None
+    raw = json.loads(path.read_bytes()).get("nestedfp") if path.is_file() else None
     if raw is None:
         return
     if started is None:

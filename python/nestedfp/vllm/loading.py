@@ -192,10 +192,10 @@ def _install_after_load() -> None:
         model = original(self, *args, **kwargs)
         config, model_config = (kwargs.get(name, args[i] if len(args) > i else None)
                                 for i, name in enumerate(("vllm_config", "model_config")))
-        swiglu.join(model)
         if op.in_use():
             from . import rotary  # as attention is
 
+            swiglu.join(model)
             joined = rotary.join(model, config, model_config)
             if joined:
                 logger.info("nestedfp: attention rotates in %d layers", joined)

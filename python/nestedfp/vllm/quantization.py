@@ -44,8 +44,9 @@ _TYPES = (torch.float16, torch.bfloat16)
 
 
 # Layers whose weights models read themselves, and not through the layer: their type, to convert images to it (Isaac,
-# Qwen-VL), or their numbers (LongCat's latent attention).
-_READ_BY_MODELS = re.compile(r"(^|\.)(vision_embedding\.1|resblocks\.0\.mlp\.c_fc)$")
+# Qwen-VL), or their numbers (LongCat's latent attention), or where they lie, before they are read, to put a bias there
+# (classifiers).
+_READ_BY_MODELS = re.compile(r"(^|\.)(vision_embedding\.1|resblocks\.0\.mlp\.c_fc|score)$")
 _READ_BY_LONGCAT = re.compile(r"\.kv_b_proj$")
 
 
@@ -311,8 +312,9 @@ class NestedFPConfig(QuantizationConfig):
 
     def _is_dense_in_checkpoint(self, prefix: str) -> bool:
         name = prefix.removeprefix("draft_model.")  # as vLLM puts before the names of a draft model's layers
-        # Phi-3's are one matrix in the checkpoint too, which vLLM's own class says and its backend for transformers does not.
-        if name not in self.ignore and not is_layer_skipped(name, self.ignore, {**_FUSED, **self.packed_modules_mapping}):
+        # Phi-3's are one matrix in the checkpoint too: vLLM's own class says so, its backend for transformers does not.
+        fused = {**_FUSED, **self.packed_modules_mapping}
+        if name not in self.ignore and not is_layer_skipped(name, self.ignore, fused):
             return False
         self.dense_layers.add(prefix, "it is in the checkpoint")
         return True
@@ -349,8 +351,8 @@ class NestedFPConfig(QuantizationConfig):
             raise ValueError(f"precision policy '{wanted.policy}': without nestedfp's scheduler and worker "
                              "(docs/vllm.md) only fp16, fp8-w8a8 and threshold:TOKENS work")
         if by_rows and wanted.has_targets():
-            raise ValueError("additional_config: nestedfp.slo_ttft_ms and slo_tpot_ms need nestedfp's scheduler and worker "
-                             "(docs/vllm.md)")
+            raise ValueError("additional_config: nestedfp.slo_ttft_ms and slo_tpot_ms need nestedfp's scheduler and "
+                             "worker (docs/vllm.md)")
         if self.nested is not None and dtype is torch.bfloat16 and self.nested.source_dtype != "BF16":
             raise ValueError("this nested checkpoint was made of FP16 weights, which BF16 activations cannot be "
                              "multiplied with exactly: add --dtype float16")
@@ -368,7 +370,7 @@ class NestedFPConfig(QuantizationConfig):
         self.keeps_scales = (getattr(config, "weight_transfer_config", None) is not None
                              or bool(getattr(config.model_config, "enable_sleep_mode", False)))
         if by_rows and threshold is not None:
-            op.Step.threshold, op.Step.forced = threshold, None  # an engine before it in this process may have forced one
+            op.Step.threshold, op.Step.forced = threshold, None  # None, whatever an engine before it left
 
 
 def _find_at_once() -> None:

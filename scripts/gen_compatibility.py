@@ -80,9 +80,9 @@ REQUESTS = [
      response_format reasoning_effort verbosity modalities store service_tier functions function_call audio prediction
      web_search_options""",
      COMMON_VLLM + """ add_generation_prompt continue_final_message chat_template chat_template_kwargs documents echo
-     include_reasoning mm_processor_kwargs media_io_kwargs"""),
+     include_reasoning mm_processor_kwargs media_io_kwargs best_of prompt_embeds"""),
     ("POST /v1/completions", "CompletionRequest", "OpenAI",
-     COMMON_OPENAI + " prompt max_tokens logprobs echo suffix best_of", COMMON_VLLM + " prompt_embeds"),
+     COMMON_OPENAI + " prompt max_tokens logprobs echo suffix best_of", COMMON_VLLM + " prompt_embeds mm_processor_kwargs"),
     ("POST /v1/responses", "ResponsesRequest", "OpenAI",
      """background conversation include input instructions max_output_tokens max_tool_calls metadata model parallel_tool_calls
      previous_response_id prompt prompt_cache_key prompt_cache_retention reasoning safety_identifier service_tier store stream
@@ -104,10 +104,9 @@ REFUSED = {
         "functions": "use `tools`", "function_call": "use `tool_choice`", "audio": "text only",
         "prediction": "not implemented", "web_search_options": "not implemented", "echo": "not implemented",
         "chat_template": "the server's flag `--chat-template` chooses it", "media_io_kwargs": "text only",
-        "mm_processor_kwargs": "text only"},
+        "mm_processor_kwargs": "text only", "best_of": "use `n`", "prompt_embeds": "not implemented"},
     "CompletionRequest": {
-        "suffix": "needs a model trained to insert text", "length_penalty": "there is no beam search",
-        "prompt_embeds": "not implemented", "mm_processor_kwargs": "text only"},
+        "suffix": "needs a model trained to insert text", "prompt_embeds": "not implemented", "mm_processor_kwargs": "text only"},
     "ResponsesRequest": {
         "background": "answers do not run in the background", "conversation": "use `previous_response_id`",
         "prompt": "not implemented"},

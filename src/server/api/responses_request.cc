@@ -317,6 +317,7 @@ MaybeError read_responses(const Json& body, const RequestLimits& limits, Respons
   }
   NFP_API_TRY(fields.get("previous_response_id", &out->previous));
   NFP_API_TRY(fields.get("store", &out->store));
+  if (!limits.keep_responses) out->store = false;
 
   if (const Json* tools = fields.find("tools")) {
     Json known;

@@ -112,11 +112,12 @@ REFUSED = {
         "prompt": "not implemented"},
     "MessagesRequest": {
         "container": "no tool runs here", "mcp_servers": "no tool runs here", "context_management": "but for edits that keep all"},
-    "EmbeddingRequest": {},
+    "EmbeddingRequest": {
+        "chat_template": "the server's flag `--chat-template` chooses it", "mm_processor_kwargs": "text only"},
 }
 REFUSED_IN_TEXT = {name: "not implemented" for name in (
     "allowed_token_ids", "bad_words", "logits_processors", "kv_transfer_params", "vllm_xargs", "guided_decoding_backend",
-    "guided_whitespace_pattern", "request_id")} | {"use_beam_search": "there is no beam search"}
+    "guided_whitespace_pattern")} | {"use_beam_search": "there is no beam search"}
 # Fields that openapi.json has and that do less than elsewhere, and what.
 NOTES = {
     ("ChatRequest", "store"): "only false: answers are not kept",

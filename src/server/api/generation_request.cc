@@ -327,7 +327,7 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
   fields.without_effect("length_penalty");  // of beam search; vLLM's clients send its default, 1
   for (const std::string_view name :
        {"use_beam_search", "allowed_token_ids", "bad_words", "logits_processors", "kv_transfer_params", "vllm_xargs",
-        "guided_decoding_backend", "guided_whitespace_pattern", "prompt_embeds", "request_id", "mm_processor_kwargs"}) {
+        "guided_decoding_backend", "guided_whitespace_pattern", "prompt_embeds", "mm_processor_kwargs"}) {
     NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
   }
   return std::nullopt;

@@ -90,8 +90,8 @@ REQUESTS = [
      """cache_salt priority top_k min_p repetition_penalty seed stop stop_token_ids ignore_eos min_tokens skip_special_tokens
      include_stop_str_in_output request_id"""),
     ("POST /v1/messages", "MessagesRequest", "Anthropic",
-     """max_tokens messages model container context_management mcp_servers metadata output_config service_tier stop_sequences
-     stream system temperature thinking tool_choice tools top_k top_p""", ""),
+     """max_tokens messages model cache_control container context_management mcp_servers metadata output_config service_tier
+     stop_sequences stream system temperature thinking tool_choice tools top_k top_p""", ""),
     ("POST /v1/embeddings", "EmbeddingRequest", "OpenAI",
      "input model dimensions encoding_format user",
      """add_special_tokens add_generation_prompt cache_salt chat_template chat_template_kwargs continue_final_message embed_dtype

@@ -30,7 +30,7 @@ VALUES = {
     "user": "a", "safety_identifier": "a", "prompt_cache_key": "a", "prompt_cache_retention": "24h", "cache_salt": "a",
     "repetition_penalty": 1.1, "stop_token_ids": [7], "stop_sequences": ["zz"], "chat_template_kwargs": {"a": 1}, "encoding_format": "float",
     "pooling": "mean", "embed_dtype": "float32", "endianness": "little", "continue_final_message": None, "slo_ttft_ms": 100, "slo_itl_ms": 100,
-    "spaces_between_special_tokens": True,
+    "spaces_between_special_tokens": True, "cache_control": {"type": "ephemeral"},
 }
 APIS = [pytest.param(api, id=api[1]) for api in table.REQUESTS]
 

@@ -70,6 +70,18 @@ def test_fields_are_taken_refused_or_ignored(fake, api):
             assert r.status_code == 200 and name not in ignored, (name, note, r.text, ignored)
 
 
+@pytest.mark.parametrize("api", APIS)
+def test_no_field_is_known_and_not_in_the_table(fake, api):
+    """Of all names in the sources of requests the server ignores, and so names, those that the table does not have."""
+    path, schema = api[0].split()[1], api[1]
+    names = {name for source in (ROOT / "src" / "server" / "api").glob("*.cc") for name in re.findall(r'"([a-z][a-z_0-9]+)"', source.read_text())}
+    others = sorted(names - {name for name, *_ in table.fields(api)})
+    assert len(others) > 100
+    for some in (others[i:i + 16] for i in range(0, len(others), 16)):  # no answer names more
+        r = httpx.post(fake.url + path, json={**NEEDED[schema], **dict.fromkeys(some)}, timeout=60)
+        assert r.status_code == 200 and sorted(r.headers["X-NestedFP-Ignored"].split(", ")) == some, (some, r.headers)
+
+
 def test_paths(fake):
     for method, path, _, note in table.ENDPOINTS:
         r = httpx.request(method, fake.url + path.replace("{id}", "fake"), json={} if method == "POST" else None)

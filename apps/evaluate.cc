@@ -137,7 +137,8 @@ void add_evaluate(CLI::App& app, Status& status) {
       ->capture_default_str();
   verb->add_option("--shares", flags->options.shares,
                    "shares of the weights in FP8 to measure, where an order is known")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   verb->add_option("--forms", flags->options.forms,
                    "measure only the forms whose names have one of these texts in them, beside FP16: \"per channel\", "
                    "\"75 % in FP8\"");

@@ -90,7 +90,7 @@ void add_pull(CLI::App& app, Status& status) {
       "Examples:\n"
       "  nestedfp pull Qwen/Qwen2.5-0.5B-Instruct\n"
       "  nestedfp pull org/name --file name.Q4_1.gguf      # then: nestedfp chat org/name:name.Q4_1.gguf");
-  verb->add_option("MODEL", flags->model, "org/name")->required();
+  verb->add_option("MODEL", flags->model, "org/name, also org/name@REVISION, org/name:FILE.gguf or both")->required();
   verb->add_option("--revision", flags->revision, "branch, tag or commit; default: main");
   verb->add_option("--file", flags->file,
                    "a GGUF file of the repository, with all its parts, instead of its safetensors");

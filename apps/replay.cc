@@ -280,7 +280,7 @@ void add_trace_flags(CLI::App& verb, ReplayFlags& f) {
   verb.add_option("--table-engine", f.source.engine, "likewise of several engines");
   verb.add_option("--table-scale", f.table_scale, "all step times times this")->check(CLI::Range(1e-3, 1e3));
   verb.add_option("--policies", f.policies,
-                  "fp16, fp8, threshold:N, alternate:N, slo; slo-fp16 and slo-fp8 plan by deadline in one precision")
+                  "fp16, fp8, threshold:N, graded:LOW:HIGH, alternate:N, slo; slo-fp16, slo-fp8: slo in one precision")
       ->capture_default_str();
   verb.add_option("--rate", f.rates, "requests a second (several may be given); default: the trace's")
       ->check(CLI::Range(1e-6, 1e6));

@@ -103,7 +103,7 @@ void ServeFlags::add_precision(CLI::App& app) {
       "--precision-policy", policy,
       "for auto: slo (the default: as little FP8 as keeps the latency targets), threshold:N (FP8 in steps of "
       "more than N tokens), graded:LOW:HIGH (in a share of the weights that grows with a step's tokens), "
-      "alternate:N");
+      "alternate:N; slo-fp16, slo-fp8: slo in one precision");
   slo_ttft_given =
       app.add_option("--slo-ttft-ms", slo_ttft_ms,
                      "wanted time to the first token; unless given, at least 3 times what the prompt takes alone")

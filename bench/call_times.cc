@@ -50,7 +50,8 @@ int main() {
       const DeviceMemory x(rows * static_cast<size_t>(k) * 2), residual(rows * static_cast<size_t>(k) * 2),
           h(rows * static_cast<size_t>(k) * 2), norm_weight(static_cast<size_t>(k) * 2),
           y(rows * static_cast<size_t>(n) * 2), scratch(nfp_linear_norm_scratch_bytes(linear, m));
-      const nfp_norm norm{sizeof(nfp_norm), norm_weight.as<void>(), 1e-5f, residual.as<void>(), h.as<void>(), k};
+      const nfp_norm norm{sizeof(nfp_norm), norm_weight.as<void>(), 1e-5f, residual.as<void>(), h.as<void>(), k,
+                          nullptr};
       const auto plain = [&](nfp_precision precision) {
         return host_us([&] {
           must(nfp_linear_run(linear, precision, NFP_F16, m, x.as<void>(), k, y.as<void>(), n, nullptr,

@@ -175,6 +175,21 @@ NFP_API nfp_status nfp_linear_run(nfp_linear* linear, nfp_precision precision, n
 NFP_API nfp_status nfp_linear_run_swiglu(nfp_linear* linear, nfp_precision precision, nfp_type type, int64_t m,
                                          const void* x, int64_t ldx, void* y, int64_t ldy, void* scratch,
                                          nfp_stream stream);
+/* A sum over the GPUs of a tensor-parallel group inside the norm that reads it (nfp_norm.all_reduce): each stores its
+ * part of x into the others' memory and adds what they stored into its own, in the order of the ranks, with one
+ * rounding to `type`. All ranks make the same calls in the same order, each on one stream at a time; who waits for a
+ * rank that makes no call waits for ever. */
+typedef struct nfp_all_reduce nfp_all_reduce;
+/* Bytes of each rank's buffer, for calls of up to most_bytes: rows times k times 2. */
+NFP_API size_t nfp_all_reduce_buffer_bytes(int32_t ranks, size_t most_bytes);
+/* buffers: each rank's as this process sees it (device memory of `bytes`, 256-byte aligned, that outlives the calls),
+ * own one included; that is cleared. No rank may make a call before all have created theirs. ranks: 2 to 8. */
+NFP_API nfp_status nfp_all_reduce_create(nfp_gpu* gpu, int32_t rank, int32_t ranks, void* const* buffers, size_t bytes,
+                                         nfp_all_reduce** all_reduce);
+NFP_API void nfp_all_reduce_destroy(nfp_all_reduce* all_reduce);
+/* The most rows of k columns that one call takes. */
+NFP_API int64_t nfp_all_reduce_max_rows(const nfp_all_reduce* all_reduce, int64_t k);
+
 /* The RMSNorm before a product: h = x + residual, rounded to `type`; what is multiplied is
  * h / sqrt(mean(h^2) + epsilon) * weight. */
 typedef struct nfp_norm {
@@ -184,6 +199,7 @@ typedef struct nfp_norm {
   const void* residual; /* device [m, k] of `type`, ldr elements from row to row; NULL: h = x */
   void* h;              /* [m, k], written, ldr too; may be residual. With a residual only */
   int64_t ldr;
+  const nfp_all_reduce* all_reduce; /* x is this rank's part of a sum; NULL: it is whole. With a residual only */
 } nfp_norm;
 /* Bytes of `scratch` (device, 256-byte aligned) that m rows need behind a norm, in either precision. */
 NFP_API size_t nfp_linear_norm_scratch_bytes(const nfp_linear* linear, int64_t m);
@@ -254,6 +270,9 @@ typedef struct nfp_rows_call {
   /* A caller whose struct ends here has no E4M3. */
   const float* x_scale; /* E4M3: device, x is worth code * scale; [m], or with one_scale [1]. NULL: no token_scale */
   int32_t one_scale;
+  /* A caller whose struct ends here has no sums over ranks. */
+  void* h; /* NORM with a residual: [m, k], ldr from row to row, where x + residual goes; NULL: to residual */
+  const nfp_all_reduce* all_reduce; /* NORM with a residual: as nfp_norm.all_reduce; NULL: x is whole */
 } nfp_rows_call;
 NFP_API nfp_status nfp_rows(nfp_gpu* gpu, const nfp_rows_call* call, nfp_stream stream);
 NFP_API int64_t nfp_e4m3_row_bytes(int64_t k);

@@ -1,6 +1,6 @@
-/* Products as operators of PyTorch that its dispatcher calls without Python in between: nestedfp::linear, swiglu and
- * norm_linear (python/nestedfp/vllm/op.py has their schemas). The library is built without PyTorch; it is bound at run
- * time to the functions that PyTorch exports as C with a stable ABI. */
+/* Products as operators of PyTorch that its dispatcher calls without Python in between: nestedfp::linear, swiglu,
+ * norm_linear, and norm alone (python/nestedfp/vllm/op.py has their schemas). The library is built without PyTorch; it
+ * is bound at run time to the functions that PyTorch exports as C with a stable ABI. */
 #ifndef NESTEDFP_TORCH_H
 #define NESTEDFP_TORCH_H
 
@@ -18,6 +18,8 @@ NFP_API nfp_status nfp_torch_bind(const char* libtorch_cpu, const char* libtorch
  * independent_start: see nfp_linear_set_independent_start. */
 NFP_API nfp_status nfp_torch_set_device(int32_t index, nfp_gpu* gpu, void* workspace, size_t workspace_bytes,
                                         int32_t independent_start);
+/* What norm_linear and norm on that device sum over where their argument `reduce` is true. Kept; NULL: nothing. */
+NFP_API nfp_status nfp_torch_set_all_reduce(int32_t index, const nfp_all_reduce* all_reduce);
 /* The precision in force: an nfp_precision, or -1: FP8 for products of more than `threshold` rows, else FP16. */
 NFP_API void nfp_torch_set_precision(int32_t forced, int64_t threshold);
 /* 1: every product runs in the other precision first, and then in the one in force, whose result it is. One warm-up so

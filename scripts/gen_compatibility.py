@@ -80,9 +80,9 @@ REQUESTS = [
      response_format reasoning_effort verbosity modalities store service_tier functions function_call audio prediction
      web_search_options""",
      COMMON_VLLM + """ add_generation_prompt continue_final_message chat_template chat_template_kwargs documents echo
-     include_reasoning mm_processor_kwargs media_io_kwargs"""),
+     include_reasoning mm_processor_kwargs media_io_kwargs best_of prompt_embeds"""),
     ("POST /v1/completions", "CompletionRequest", "OpenAI",
-     COMMON_OPENAI + " prompt max_tokens logprobs echo suffix best_of", COMMON_VLLM + " prompt_embeds"),
+     COMMON_OPENAI + " prompt max_tokens logprobs echo suffix best_of", COMMON_VLLM + " prompt_embeds mm_processor_kwargs"),
     ("POST /v1/responses", "ResponsesRequest", "OpenAI",
      """background conversation include input instructions max_output_tokens max_tool_calls metadata model parallel_tool_calls
      previous_response_id prompt prompt_cache_key prompt_cache_retention reasoning safety_identifier service_tier store stream
@@ -90,8 +90,8 @@ REQUESTS = [
      """cache_salt priority top_k min_p repetition_penalty seed stop stop_token_ids ignore_eos min_tokens skip_special_tokens
      include_stop_str_in_output request_id"""),
     ("POST /v1/messages", "MessagesRequest", "Anthropic",
-     """max_tokens messages model container context_management mcp_servers metadata output_config service_tier stop_sequences
-     stream system temperature thinking tool_choice tools top_k top_p""", ""),
+     """max_tokens messages model cache_control container context_management mcp_servers metadata output_config service_tier
+     stop_sequences stream system temperature thinking tool_choice tools top_k top_p""", ""),
     ("POST /v1/embeddings", "EmbeddingRequest", "OpenAI",
      "input model dimensions encoding_format user",
      """add_special_tokens add_generation_prompt cache_salt chat_template chat_template_kwargs continue_final_message embed_dtype
@@ -104,20 +104,20 @@ REFUSED = {
         "functions": "use `tools`", "function_call": "use `tool_choice`", "audio": "text only",
         "prediction": "not implemented", "web_search_options": "not implemented", "echo": "not implemented",
         "chat_template": "the server's flag `--chat-template` chooses it", "media_io_kwargs": "text only",
-        "mm_processor_kwargs": "text only"},
+        "mm_processor_kwargs": "text only", "best_of": "use `n`", "prompt_embeds": "not implemented"},
     "CompletionRequest": {
-        "suffix": "needs a model trained to insert text", "length_penalty": "there is no beam search",
-        "prompt_embeds": "not implemented", "mm_processor_kwargs": "text only"},
+        "suffix": "needs a model trained to insert text", "prompt_embeds": "not implemented", "mm_processor_kwargs": "text only"},
     "ResponsesRequest": {
         "background": "answers do not run in the background", "conversation": "use `previous_response_id`",
         "prompt": "not implemented"},
     "MessagesRequest": {
         "container": "no tool runs here", "mcp_servers": "no tool runs here", "context_management": "but for edits that keep all"},
-    "EmbeddingRequest": {},
+    "EmbeddingRequest": {
+        "chat_template": "the server's flag `--chat-template` chooses it", "mm_processor_kwargs": "text only"},
 }
 REFUSED_IN_TEXT = {name: "not implemented" for name in (
     "allowed_token_ids", "bad_words", "logits_processors", "kv_transfer_params", "vllm_xargs", "guided_decoding_backend",
-    "guided_whitespace_pattern", "request_id")} | {"use_beam_search": "there is no beam search"}
+    "guided_whitespace_pattern")} | {"use_beam_search": "there is no beam search"}
 # Fields that openapi.json has and that do less than elsewhere, and what.
 NOTES = {
     ("ChatRequest", "store"): "only false: answers are not kept",

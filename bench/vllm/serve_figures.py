@@ -214,6 +214,7 @@ def main() -> None:
     parser.add_argument("--throughput", default="", help="BATCH:PROMPT:ANSWER, ...")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--engines", default="stock fp16,stock fp8,nestedfp")
+    parser.add_argument("--modes", default="", help="only these: " + ", ".join(list(MODES)[:5]) + " (default: all of the engines)")
     parser.add_argument("--also", default="", help="variants of nestedfp's engine: " + ", ".join(VARIANTS))
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--expert-parallel", action="store_true", help="a mixture's experts whole on one GPU or another, not cut")
@@ -238,6 +239,8 @@ def main() -> None:
         sink.write(text + "\n")
         sink.flush()
 
+    if unknown := [mode for mode in map(str.strip, arguments.modes.split(",")) if mode and mode not in MODES]:
+        parser.error(f"--modes: {', '.join(unknown)}: must be of {', '.join(MODES)}")
     wanted = [name.strip() for name in f"{arguments.engines},{arguments.also}".split(",") if name.strip()]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if arguments.start_only:
@@ -254,7 +257,9 @@ def main() -> None:
     while arguments.wait_for and not os.path.exists(arguments.wait_for):
         time.sleep(0.2)
     emit(event="measuring")
-    modes_of_all = {mode: (alive[name], tier) for mode, (name, tier) in MODES.items() if name in alive}
+    only = [mode.strip() for mode in arguments.modes.split(",") if mode.strip()]
+    modes_of_all = {mode: (alive[name], tier) for mode, (name, tier) in MODES.items()
+                    if name in alive and (not only or mode in only)}
 
     def item(what: str, batch: int, tokens: int, answer: int, repeats: int, value, without: str = "-",
              most_to_warm: int = 1 << 30, steps: bool = False) -> None:
@@ -280,7 +285,7 @@ def main() -> None:
         for mode in ("fp16", "fp8"):
             if f"vllm {mode}" in medians and f"nestedfp {mode}" in medians:
                 ratios[mode] = round(medians[f"nestedfp {mode}"] / medians[f"vllm {mode}"], 3)
-        if "nestedfp alternating" in medians:
+        if {"nestedfp alternating", "nestedfp fp16", "nestedfp fp8"} <= set(medians):
             ratios["alternating / mean of both"] = round(
                 2 * medians["nestedfp alternating"] / (medians["nestedfp fp16"] + medians["nestedfp fp8"]), 3)
         emit(what=what, batch=batch, tokens=tokens, answer=answer, **medians, ratios=ratios,

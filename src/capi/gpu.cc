@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "backend/cuda/fused/all_reduce.h"
 #include "backend/cuda/fused/arrange_codes.h"
 #include "backend/cuda/fused/gemm_input.h"
 #include "backend/cuda/linear/activations.h"
@@ -53,6 +55,10 @@ struct KeyHash {
 };
 
 }  // namespace
+
+struct nfp_all_reduce {
+  AllReduce ranks;
+};
 
 struct nfp_linear {
   const nfp_gpu* gpu = nullptr;
@@ -124,6 +130,7 @@ nfp_status multiply(nfp_linear& linear, nfp_precision precision, nfp_type type, 
       rows.residual = const_cast<void*>(norm->residual);  // not written: h has its own place
       rows.ldr = norm->ldr;
       rows.h = norm->h;
+      if (norm->all_reduce != nullptr) rows.all_reduce = &norm->all_reduce->ranks;
     }
     call.x = scratch;
     if (quantised) {
@@ -302,16 +309,49 @@ nfp_status nfp_linear_run_swiglu(nfp_linear* linear, nfp_precision precision, nf
   });
 }
 
+size_t nfp_all_reduce_buffer_bytes(int32_t ranks, size_t most_bytes) {
+  return ranks < 2 || ranks > kMaxRanks ? 0 : all_reduce_buffer_bytes(ranks, most_bytes);
+}
+
+nfp_status nfp_all_reduce_create(nfp_gpu* gpu, int32_t rank, int32_t ranks, void* const* buffers, size_t bytes,
+                                 nfp_all_reduce** all_reduce) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(gpu != nullptr && buffers != nullptr && all_reduce != nullptr,
+                     "nfp_all_reduce_create: a pointer is null");
+    NFP_CAPI_REQUIRE(ranks >= 2 && ranks <= kMaxRanks, "nfp_all_reduce_create: ranks must be 2 to {}", kMaxRanks);
+    auto made = std::make_unique<nfp_all_reduce>();
+    AllReduce& to = made->ranks;
+    to.rank = rank;
+    to.ranks = ranks;
+    to.bytes = bytes;
+    std::copy_n(buffers, ranks, to.buffers.begin());
+    if (const auto status = to.check(); !status.ok()) return fail(status.error());
+    const auto here = gpu->context.enter();
+    const auto status = clear_all_reduce_buffer(to.buffers[static_cast<size_t>(rank)], bytes);
+    if (!status.ok()) return fail(status.error());
+    *all_reduce = made.release();
+    return NFP_OK;
+  });
+}
+
+void nfp_all_reduce_destroy(nfp_all_reduce* all_reduce) { delete all_reduce; }
+
+int64_t nfp_all_reduce_max_rows(const nfp_all_reduce* all_reduce, int64_t k) {
+  if (all_reduce == nullptr || k <= 0 || k > kMaxColumns) return 0;
+  return std::min(max_reduced_rows(k), static_cast<int64_t>(all_reduce->ranks.most_bytes()) / (k * 2));
+}
+
 size_t nfp_linear_norm_scratch_bytes(const nfp_linear* linear, int64_t m) {
   if (linear == nullptr || !is_size(m) || !linear->quantisable) return 0;
   return activation_bytes(m, linear->matrix.k);
 }
 
 nfp_status nfp_linear_run_norm(nfp_linear* linear, nfp_precision precision, nfp_type type, int64_t m, const void* x,
-                               int64_t ldx, const nfp_norm* norm, void* y, int64_t ldy, const float* bias,
+                               int64_t ldx, const nfp_norm* given, void* y, int64_t ldy, const float* bias,
                                int32_t swiglu, void* scratch, nfp_stream stream) {
   return guarded([&]() -> nfp_status {
-    NFP_CAPI_REQUIRE(linear != nullptr && complete(norm),
+    const auto norm = completed(given, offsetof(nfp_norm, all_reduce));
+    NFP_CAPI_REQUIRE(linear != nullptr && norm.has_value(),
                      "nfp_linear_run_norm: linear or norm is null, or norm->size is not set");
     NFP_CAPI_REQUIRE((norm->residual == nullptr) == (norm->h == nullptr),
                      "nfp_linear_run_norm: residual and h go together");
@@ -321,7 +361,7 @@ nfp_status nfp_linear_run_norm(nfp_linear* linear, nfp_precision precision, nfp_
                   "nfp_linear_run_norm: rows must be of a multiple of 8 columns, of at most "
                   "nfp_max_quantised_columns()");
     }
-    return multiply(*linear, precision, type, {m, x, ldx, y, ldy, bias, swiglu != 0, norm}, scratch, stream);
+    return multiply(*linear, precision, type, {m, x, ldx, y, ldy, bias, swiglu != 0, &*norm}, scratch, stream);
   });
 }
 
@@ -395,6 +435,8 @@ nfp_status nfp_rows(nfp_gpu* gpu, const nfp_rows_call* given, nfp_stream stream)
     call.epsilon = c->epsilon;
     call.residual = c->residual;
     call.ldr = c->ldr;
+    call.h = c->h;
+    if (c->all_reduce != nullptr) call.all_reduce = &c->all_reduce->ranks;
     call.y_f16 = c->y;
     call.ldy = c->ldy;
     call.y_e4m3 = c->y_e4m3;

@@ -40,6 +40,10 @@ nfp_status nfp_linear_run_swiglu(nfp_linear*, nfp_precision, nfp_type, int64_t, 
                                  void*, nfp_stream) {
   return none();
 }
+size_t nfp_all_reduce_buffer_bytes(int32_t, size_t) { return 0; }
+nfp_status nfp_all_reduce_create(nfp_gpu*, int32_t, int32_t, void* const*, size_t, nfp_all_reduce**) { return none(); }
+void nfp_all_reduce_destroy(nfp_all_reduce*) {}
+int64_t nfp_all_reduce_max_rows(const nfp_all_reduce*, int64_t) { return 0; }
 size_t nfp_linear_norm_scratch_bytes(const nfp_linear*, int64_t) { return 0; }
 nfp_status nfp_linear_run_norm(nfp_linear*, nfp_precision, nfp_type, int64_t, const void*, int64_t, const nfp_norm*,
                                void*, int64_t, const float*, int32_t, void*, nfp_stream) {

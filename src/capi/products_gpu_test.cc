@@ -450,6 +450,78 @@ TEST_F(CApiProducts, WrongArgumentsAreRefusedByName) {
       "token_scale without x_scale");
 }
 
+// Two ranks on one GPU, each with a part of x: the bits of a norm of the sum (of so few columns, which one block adds
+// up).
+TEST_F(CApiProducts, NormsSumOverRanks) {
+  constexpr int64_t m = 5, n = 96, k = 256;
+  constexpr int32_t kRanks = 2;
+  const Weight w(gpu_.get(), n, k, NFP_F16, NFP_JOIN_BIASED, false, [&] { return normal(0.05f); });
+  std::array<std::vector<uint16_t>, 4> numbers;  // a part for each rank, the residual, the norm's weight
+  for (auto& bits : numbers) {
+    for (const float v : normals(m * k)) bits.push_back(narrow(NFP_F16, v));
+  }
+  std::vector<uint16_t> sum;
+  for (size_t i = 0; i < numbers[0].size(); ++i) {
+    sum.push_back(narrow(NFP_F16, widen(NFP_F16, numbers[0][i]) + widen(NFP_F16, numbers[1][i])));
+  }
+  const size_t bytes = nfp_all_reduce_buffer_bytes(kRanks, size_t{m * k * 2});
+  const DeviceVector<uint8_t> first(bytes), second(bytes);
+  const std::array<void*, kRanks> buffers{first.get(), second.get()};
+  std::array<nfp_all_reduce*, kRanks> reduces{};
+  for (int32_t rank = 0; rank < kRanks; ++rank) {
+    ASSERT_EQ(nfp_all_reduce_create(gpu_.get(), rank, kRanks, buffers.data(), bytes, &reduces[rank]), NFP_OK)
+        << nfp_last_error();
+  }
+  EXPECT_EQ(nfp_all_reduce_max_rows(reduces[0], k), m);
+  EXPECT_EQ(nfp_all_reduce_max_rows(nullptr, k), 0);
+  const DeviceVector<uint16_t> residual(numbers[2]), norm_weight(numbers[3]), whole(sum), part_0(numbers[0]),
+      part_1(numbers[1]);
+  struct Run {
+    nfp_linear* linear = nullptr;
+    DeviceVector<uint16_t> h{m * k}, y{m * n};
+    std::unique_ptr<DeviceVector<uint8_t>> scratch;
+  };
+  std::array<Run, 3> runs;  // the ranks, and without any
+  for (size_t i = 0; i < runs.size(); ++i) {
+    void* const workspace = streams_[i % 2].workspace->get();
+    ASSERT_EQ(nfp_linear_create(gpu_.get(), &w.described, workspace, nfp_gpu_workspace_bytes(), &runs[i].linear),
+              NFP_OK);
+    const size_t scratch_bytes = nfp_linear_norm_scratch_bytes(runs[i].linear, m);
+    runs[i].scratch = std::make_unique<DeviceVector<uint8_t>>(scratch_bytes);
+  }
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  const auto run = [&](nfp_precision precision, size_t i, const DeviceVector<uint16_t>& x) {
+    nfp_norm norm{sizeof(nfp_norm), norm_weight.get(), 1e-5f, residual.get(), runs[i].h.get(), k, nullptr};
+    if (i < reduces.size()) norm.all_reduce = reduces[i];
+    return nfp_linear_run_norm(runs[i].linear, precision, NFP_F16, m, x.get(), k, &norm, runs[i].y.get(), n, nullptr, 0,
+                               runs[i].scratch->get(), streams_[i % 2].stream);
+  };
+  for (const nfp_precision precision : {NFP_PRECISION_FP16, NFP_PRECISION_FP8}) {
+    ASSERT_EQ(run(precision, 2, whole), NFP_OK) << nfp_last_error();
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    ASSERT_EQ(run(precision, 0, part_0), NFP_OK) << nfp_last_error();
+    ASSERT_EQ(run(precision, 1, part_1), NFP_OK) << nfp_last_error();
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    for (size_t rank = 0; rank < reduces.size(); ++rank) {
+      EXPECT_EQ(runs[rank].h.host(), runs[2].h.host());
+      EXPECT_EQ(runs[rank].y.host(), runs[2].y.host());
+    }
+  }
+  // Of a caller that was compiled before sums were added, whose memory ends there.
+  nfp_norm old{offsetof(nfp_norm, all_reduce), norm_weight.get(), 1e-5f, residual.get(), runs[2].h.get(), k, nullptr};
+  std::memset(&old.all_reduce, 0xff, sizeof(old.all_reduce));
+  EXPECT_EQ(nfp_linear_run_norm(runs[2].linear, NFP_PRECISION_FP16, NFP_F16, m, whole.get(), k, &old, runs[2].y.get(),
+                                n, nullptr, 0, runs[2].scratch->get(), streams_[0].stream),
+            NFP_OK);
+  nfp_all_reduce* none = nullptr;
+  EXPECT_EQ(nfp_all_reduce_create(gpu_.get(), 2, kRanks, buffers.data(), bytes, &none), NFP_USAGE);
+  EXPECT_EQ(nfp_all_reduce_create(gpu_.get(), 0, 9, buffers.data(), bytes, &none), NFP_USAGE);
+  EXPECT_EQ(nfp_all_reduce_create(gpu_.get(), 0, kRanks, buffers.data(), 64, &none), NFP_USAGE);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  for (const Run& each : runs) nfp_linear_destroy(each.linear);
+  for (nfp_all_reduce* const each : reduces) nfp_all_reduce_destroy(each);
+}
+
 // In a thread that has another GPU's context, or another of the same one, current.
 TEST_F(CApiProducts, RunOnTheirOwnDevice) {
   constexpr int64_t m = 3, n = 64, k = 128;

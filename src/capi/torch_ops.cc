@@ -39,6 +39,7 @@ struct Device {
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   int32_t independent_start = 0;
+  const nfp_all_reduce* all_reduce = nullptr;
   std::unordered_map<const void*, Weight> weights;         // by where the upper plane lies
   std::map<std::pair<const void*, int64_t>, Bias> biases;  // by where it lies and how long it is: it may be a slice
 };
@@ -118,6 +119,19 @@ class Call {
     return nfp::error(ErrorCode::kUsage, "{} must be on the activations' device, cuda:{}", what, device_);
   }
 
+  // The weight of a norm over k columns.
+  Status is_norm_weight(const TorchTensor& weight, int64_t k) const {
+    NFP_RETURN_IF_ERROR(is_here(weight, "the norm's weight"));
+    int64_t elements = 0, dims = 0, *strides = nullptr;
+    int32_t dtype = 0;
+    torch().get_numel(weight.get(), &elements);
+    torch().get_dim(weight.get(), &dims);
+    torch().get_strides(weight.get(), &strides);
+    torch().get_dtype(weight.get(), &dtype);
+    if (elements == k && dtype == dtype_ && dims > 0 && strides[dims - 1] == 1) return nfp::ok_status();
+    return nfp::error(ErrorCode::kUsage, "the norm's weight must be [{}] of the activations' type, without gaps", k);
+  }
+
   // x[m, k] as the kernels can read it: rows that begin at multiples of 16 bytes. A copy, which `kept` holds, if they
   // do not; with `dense` also if they are not one behind the other.
   Result<Rows> rows(const TorchTensor& x, int64_t k, bool dense, TorchTensor* kept) {
@@ -148,7 +162,7 @@ class Call {
     const std::lock_guard lock(all_.mutex);
     Weight& weight = device.weights[at];
     if (weight.linear != nullptr && weight.n == n && weight.k == k) return weight.linear;
-    if (device.gpu == nullptr) return nfp::error(ErrorCode::kUsage, "nfp_torch_set_device({}) is missing", device_);
+    if (device.gpu == nullptr) return no_device();
     for (const TorchTensor* const part : {&upper, &lower, &scale}) NFP_RETURN_IF_ERROR(is_here(*part, "a weight"));
     int64_t scales = 0;
     torch().get_numel(scale.get(), &scales);
@@ -186,6 +200,25 @@ class Call {
     return static_cast<const float*>(bias.wide.data());
   }
 
+  // Of the device's group; null unless `wanted`.
+  Result<const nfp_all_reduce*> all_reduce(bool wanted) const {
+    if (!wanted) return nullptr;
+    const std::lock_guard lock(all_.mutex);
+    const nfp_all_reduce* const found = all_.devices[static_cast<size_t>(device_)].all_reduce;
+    if (found != nullptr) return found;
+    return nfp::error(ErrorCode::kUsage, "nfp_torch_set_all_reduce({}) is missing", device_);
+  }
+  struct Kernels {
+    nfp_gpu* gpu;
+    int32_t independent_start;
+  };
+  Result<Kernels> kernels() const {
+    const std::lock_guard lock(all_.mutex);
+    const Device& device = all_.devices[static_cast<size_t>(device_)];
+    if (device.gpu != nullptr) return Kernels{device.gpu, device.independent_start};
+    return no_device();
+  }
+
   nfp_precision precision(int64_t m) const {
     const int32_t forced = all_.forced.load(std::memory_order_relaxed);
     if (forced >= 0) return static_cast<nfp_precision>(forced);
@@ -201,15 +234,29 @@ class Call {
 
  private:
   const TorchShim& torch() const { return all_.torch; }
+  nfp::Error no_device() const { return nfp::error(ErrorCode::kUsage, "nfp_torch_set_device({}) is missing", device_); }
 
   Operators& all_;
   int32_t device_;
   int32_t dtype_;
 };
 
+// On which device, of which type: of the operator's first tensor.
+struct Place {
+  int32_t device = 0, dtype = 0;
+};
+Result<Place> place_of(const TorchShim& torch, const TorchTensor& x) {
+  Place at;
+  torch.get_device_index(x.get(), &at.device);
+  torch.get_dtype(x.get(), &at.dtype);
+  const bool sixteen_bits = at.dtype == torch.f16 || at.dtype == torch.bf16;
+  if (at.device >= 0 && static_cast<size_t>(at.device) < kDevices && sixteen_bits) return at;
+  return nfp::error(ErrorCode::kUsage, "activations must be FP16 or BF16, on a CUDA device below {}", kDevices);
+}
+
 enum class Kind { kLinear, kSwiglu, kNorm };
 
-// y = x W^T + bias; silu(gate) * up of it; or of h = x + residual, normed, and h.
+// y = x W^T + bias; silu(gate) * up of it; or of h = x + residual, normed, and h, where x may be a sum over ranks.
 template <Kind kind>
 Status run(StableValue* stack) {
   Operators& all = operators();
@@ -226,28 +273,28 @@ Status run(StableValue* stack) {
   if constexpr (kind != Kind::kSwiglu) bias_given = arguments.optional_tensor();
   const int64_t n = arguments.integer(), k = arguments.integer(), join = arguments.integer();
   bool swiglu = kind == Kind::kSwiglu;
-  if constexpr (kind == Kind::kNorm) swiglu = arguments.flag();
-
-  int32_t device = 0, dtype = 0;
-  all.torch.get_device_index(x.get(), &device);
-  all.torch.get_dtype(x.get(), &dtype);
-  if (device < 0 || static_cast<size_t>(device) >= kDevices || (dtype != all.torch.f16 && dtype != all.torch.bf16)) {
-    return nfp::error(ErrorCode::kUsage, "activations must be FP16 or BF16, on a CUDA device below {}", kDevices);
+  bool reduce = false;
+  if constexpr (kind == Kind::kNorm) {
+    swiglu = arguments.flag();
+    reduce = arguments.flag();
   }
-  Call call(all, device, dtype);
+
+  NFP_ASSIGN_OR_RETURN(const Place at, place_of(all.torch, x));
+  Call call(all, at.device, at.dtype);
   TorchTensor x_copy, residual_copy, h, scratch;
   NFP_ASSIGN_OR_RETURN(const Rows rows, call.rows(x, k, false, &x_copy));
   const int64_t columns = swiglu ? n / 2 : n;
-  NFP_ASSIGN_OR_RETURN(TorchTensor y, call.empty(rows.m, columns, dtype));
-  nfp_norm norm{sizeof(nfp_norm), nullptr, epsilon, nullptr, nullptr, k};
+  NFP_ASSIGN_OR_RETURN(TorchTensor y, call.empty(rows.m, columns, at.dtype));
+  nfp_norm norm{sizeof(nfp_norm), nullptr, epsilon, nullptr, nullptr, k, nullptr};
   if constexpr (kind == Kind::kNorm) {
     NFP_ASSIGN_OR_RETURN(const Rows added, call.rows(residual, k, true, &residual_copy));
     if (added.m != rows.m) return nfp::error(ErrorCode::kUsage, "x and residual have different numbers of rows");
-    NFP_ASSIGN_OR_RETURN(h, call.empty(rows.m, k, dtype));
-    NFP_RETURN_IF_ERROR(call.is_here(norm_weight, "the norm's weight"));
+    NFP_ASSIGN_OR_RETURN(h, call.empty(rows.m, k, at.dtype));
+    NFP_RETURN_IF_ERROR(call.is_norm_weight(norm_weight, k));
     norm.weight = norm_weight.data();
     norm.residual = added.data;
     norm.h = h.data();
+    NFP_ASSIGN_OR_RETURN(norm.all_reduce, call.all_reduce(reduce));
   }
   if (rows.m > 0) {
     NFP_ASSIGN_OR_RETURN(nfp_linear* const linear,
@@ -287,20 +334,63 @@ Status run(StableValue* stack) {
   return nfp::ok_status();
 }
 
+// RMSNorm of h = x + residual, and h, where x may be a sum over ranks.
+Status run_norm(StableValue* stack) {
+  Operators& all = operators();
+  Arguments arguments(all.torch, stack);
+  const TorchTensor x = arguments.tensor(), residual = arguments.tensor(), weight = arguments.tensor();
+  const auto epsilon = static_cast<float>(arguments.number());
+  const bool reduce = arguments.flag();
+  NFP_ASSIGN_OR_RETURN(const Place at, place_of(all.torch, x));
+  Call call(all, at.device, at.dtype);
+  int64_t k = 0;
+  all.torch.get_numel(weight.get(), &k);
+  TorchTensor x_copy, residual_copy;
+  NFP_ASSIGN_OR_RETURN(const Rows rows, call.rows(x, k, false, &x_copy));
+  NFP_ASSIGN_OR_RETURN(const Rows added, call.rows(residual, k, true, &residual_copy));
+  if (added.m != rows.m) return nfp::error(ErrorCode::kUsage, "x and residual have different numbers of rows");
+  NFP_RETURN_IF_ERROR(call.is_norm_weight(weight, k));
+  NFP_ASSIGN_OR_RETURN(TorchTensor y, call.empty(rows.m, k, at.dtype));
+  NFP_ASSIGN_OR_RETURN(TorchTensor h, call.empty(rows.m, k, at.dtype));
+  if (rows.m > 0) {
+    NFP_ASSIGN_OR_RETURN(const Call::Kernels kernels, call.kernels());
+    nfp_rows_call norm{};
+    norm.size = sizeof(norm);
+    norm.source = NFP_ROWS_NORM;
+    norm.type = call.type();
+    norm.m = rows.m;
+    norm.k = norm.ldr = norm.ldy = k;
+    norm.x = rows.data;
+    norm.ldx = rows.ld;
+    norm.weight = weight.data();
+    norm.epsilon = epsilon;
+    norm.independent_start = kernels.independent_start;
+    norm.residual = const_cast<void*>(added.data);  // not written: h has its own place
+    norm.h = h.data();
+    norm.y = y.data();
+    NFP_ASSIGN_OR_RETURN(norm.all_reduce, call.all_reduce(reduce));
+    NFP_ASSIGN_OR_RETURN(const nfp_stream stream, call.stream());
+    NFP_RETURN_IF_ERROR(done_by(nfp_rows(kernels.gpu, &norm, stream)));
+  }
+  stack[0] = y.release();
+  stack[1] = h.release();
+  return nfp::ok_status();
+}
+
 thread_local std::array<char, 512> failure;  // a message with its closing zero
 
-template <Kind kind>
+template <Status (*body)(StableValue*)>
 bool succeeds(StableValue* stack) noexcept {
-  const nfp_status code = guarded([&] { return done(run<kind>(stack)); });
+  const nfp_status code = guarded([&] { return done(body(stack)); });
   if (code == NFP_OK) return true;
   std::strncpy(failure.data(), nfp_last_error(), failure.size() - 1);
   return false;
 }
 
 // PyTorch's exception comes from another C++ runtime than ours: nothing here needs to be destroyed while it passes.
-template <Kind kind>
+template <Status (*body)(StableValue*)>
 void kernel(StableValue* stack, uint64_t /*inputs*/, uint64_t /*outputs*/) {
-  if (!succeeds<kind>(stack)) operators().torch.check(false, "nestedfp", __FILE__, __LINE__, failure.data());
+  if (!succeeds<body>(stack)) operators().torch.check(false, "nestedfp", __FILE__, __LINE__, failure.data());
 }
 
 }  // namespace
@@ -318,9 +408,10 @@ nfp_status nfp_torch_bind(const char* libtorch_cpu, const char* libtorch_cuda) {
     all.torch = std::move(torch).value();
     LibraryHandle library = nullptr;  // never let go: the operators end with it
     if (all.torch.library_init_impl("nestedfp", "CUDA", __FILE__, __LINE__, &library) != 0 ||
-        all.torch.library_impl(library, "linear", kernel<Kind::kLinear>) != 0 ||
-        all.torch.library_impl(library, "swiglu", kernel<Kind::kSwiglu>) != 0 ||
-        all.torch.library_impl(library, "norm_linear", kernel<Kind::kNorm>) != 0) {
+        all.torch.library_impl(library, "linear", kernel<run<Kind::kLinear>>) != 0 ||
+        all.torch.library_impl(library, "swiglu", kernel<run<Kind::kSwiglu>>) != 0 ||
+        all.torch.library_impl(library, "norm_linear", kernel<run<Kind::kNorm>>) != 0 ||
+        all.torch.library_impl(library, "norm", kernel<run_norm>) != 0) {
       return fail(NFP_UNSUPPORTED, "PyTorch did not take nestedfp's operators (its message is on stderr)");
     }
     all.bound = true;
@@ -340,6 +431,17 @@ nfp_status nfp_torch_set_device(int32_t index, nfp_gpu* gpu, void* workspace, si
     device.workspace = workspace;
     device.workspace_bytes = workspace_bytes;
     device.independent_start = independent_start;
+    return NFP_OK;
+  });
+}
+
+nfp_status nfp_torch_set_all_reduce(int32_t index, const nfp_all_reduce* all_reduce) {
+  return guarded([&]() -> nfp_status {
+    NFP_CAPI_REQUIRE(index >= 0 && static_cast<size_t>(index) < kDevices,
+                     "nfp_torch_set_all_reduce: index {} is not 0 to {}", index, kDevices - 1);
+    Operators& all = operators();
+    const std::lock_guard lock(all.mutex);
+    all.devices[static_cast<size_t>(index)].all_reduce = all_reduce;
     return NFP_OK;
   });
 }

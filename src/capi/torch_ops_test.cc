@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <string>
+#include <utility>
 
 #include "capi/testing/torch_of_tests.h"
 #include "nestedfp_torch.h"
@@ -37,7 +38,8 @@ class TorchOps : public ::testing::Test {
     torch_of_tests_kernel(name)(stack, inputs, outputs);
     return torch_of_tests_failure();
   }
-  std::array<StableValue, 12> norm_linear(int64_t rows, int64_t residual_rows, int32_t dtype = kF16) {
+  std::array<StableValue, 13> norm_linear(int64_t rows, int64_t residual_rows, int32_t dtype = kF16,
+                                          bool reduce = false) {
     return {of(torch_of_tests_tensor(rows, 64, dtype)),
             of(torch_of_tests_tensor(residual_rows, 64, dtype)),
             of(torch_of_tests_tensor(1, 64, dtype)),
@@ -49,7 +51,13 @@ class TorchOps : public ::testing::Test {
             128,
             64,
             0,
-            0};
+            0,
+            reduce ? StableValue{1} : StableValue{0}};
+  }
+  std::array<StableValue, 5> norm(int64_t rows, int64_t residual_rows, bool reduce, int32_t dtype = kF16) {
+    return {of(torch_of_tests_tensor(rows, 64, dtype)), of(torch_of_tests_tensor(residual_rows, 64, dtype)),
+            of(torch_of_tests_tensor(1, 64, dtype)), std::bit_cast<StableValue>(1e-5),
+            reduce ? StableValue{1} : StableValue{0}};
   }
   int64_t live_ = 0;
 };
@@ -64,6 +72,14 @@ TEST_F(TorchOps, NoRowsGiveEmptyResults) {
   EXPECT_EQ(torch_of_tests_live(), live_ + 2);  // the results are the caller's, the arguments are gone
   aoti_torch_delete_tensor_object(y);
   aoti_torch_delete_tensor_object(h);
+  auto normed = norm(0, 0, true);
+  nfp_torch_set_all_reduce(0, nullptr);  // which nothing is asked of here
+  EXPECT_EQ(call("norm", normed.data(), normed.size(), 2), "");
+  for (const StableValue made : {normed[0], normed[1]}) {
+    const auto tensor = reinterpret_cast<TensorHandle>(made);
+    EXPECT_EQ(torch_of_tests_sizes(tensor)[1], 64);
+    aoti_torch_delete_tensor_object(tensor);
+  }
   auto swiglu = std::array<StableValue, 7>{of(torch_of_tests_tensor(0, 64, kF16)),
                                            of(torch_of_tests_tensor(1, 4096, kU8)),
                                            of(torch_of_tests_tensor(1, 4096, kU8)),
@@ -89,6 +105,22 @@ TEST_F(TorchOps, FailuresSayWhyAndKeepNothing) {
   auto no_device = norm_linear(3, 3);
   EXPECT_NE(call("norm_linear", no_device.data(), no_device.size(), 2).find("nfp_torch_set_device(0)"),
             std::string::npos);
+  auto no_group = norm_linear(3, 3, kF16, true);
+  EXPECT_NE(call("norm_linear", no_group.data(), no_group.size(), 2).find("nfp_torch_set_all_reduce(0)"),
+            std::string::npos);
+  const std::array<std::pair<std::array<StableValue, 5>, const char*>, 3> norms{
+      {{norm(3, 2, false), "different numbers of rows"},
+       {norm(3, 3, false, kF32), "FP16 or BF16"},
+       {norm(3, 3, true), "nfp_torch_set_device(0)"}}};
+  for (auto [given, wanted] : norms) {
+    const std::string said = call("norm", given.data(), given.size(), 2);
+    EXPECT_NE(said.find(wanted), std::string::npos) << said;
+  }
+  auto other_weight = norm(3, 3, false);
+  aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(other_weight[2]));
+  other_weight[2] = of(torch_of_tests_tensor(1, 64, kF32));
+  const std::string said = call("norm", other_weight.data(), other_weight.size(), 2);
+  EXPECT_NE(said.find("the norm's weight must be [64] of the activations' type"), std::string::npos) << said;
   std::array<StableValue, 8> linear{of(torch_of_tests_tensor(3, 32, kF16)),
                                     of(torch_of_tests_tensor(1, 4096, kU8)),
                                     of(torch_of_tests_tensor(1, 4096, kU8)),
@@ -127,6 +159,8 @@ TEST_F(TorchOps, OperandsAreOnOneDevice) {
 TEST_F(TorchOps, DevicesAreChecked) {
   EXPECT_EQ(nfp_torch_set_device(0, nullptr, nullptr, 0, 0), NFP_USAGE);
   EXPECT_EQ(nfp_torch_set_device(64, reinterpret_cast<nfp_gpu*>(&live_), &live_, 8, 0), NFP_USAGE);
+  EXPECT_EQ(nfp_torch_set_all_reduce(64, nullptr), NFP_USAGE);
+  EXPECT_EQ(nfp_torch_set_all_reduce(0, nullptr), NFP_OK);
   EXPECT_EQ(nfp_torch_refresh(-1, nullptr), NFP_USAGE);
   EXPECT_EQ(nfp_torch_refresh(64, nullptr), NFP_USAGE);
   EXPECT_EQ(nfp_torch_refresh(0, nullptr), NFP_OK);  // nothing was seen

@@ -126,6 +126,9 @@ Result<DummyConfig> read_dummy_config(const std::string& config) {
   namespace fs = std::filesystem;
   std::error_code ignored;
   const bool is_directory = fs::is_directory(config, ignored);
+  if (!is_directory && fs::exists(config, ignored) && fs::path(config).extension() != ".json") {
+    return error(ErrorCode::kUsage, "{}: random weights need a config.json, or a folder with one", config);
+  }
   const std::string file = is_directory ? config + "/config.json" : config;
   DummyConfig out;
   out.directory = is_directory ? config : fs::path(config).parent_path().string();

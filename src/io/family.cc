@@ -197,9 +197,10 @@ Result<const Family*> find_family(std::string_view architecture, std::string_vie
     known += fmt::format("{}{}", known.empty() ? "" : ", ", family.architecture);
   }
   for (const Refusal& refusal : kRefusals) {
-    if (architecture.empty() ? model_type == refusal.model_type : architecture == refusal.architecture) {
+    // By either: Microsoft's own class of Phi-3.5-MoE is PhiMoEForCausalLM.
+    if (architecture == refusal.architecture || model_type == refusal.model_type) {
       return error(ErrorCode::kUnsupported, "architecture '{}' (model_type '{}') is not supported: it has {}",
-                   refusal.architecture, model_type, refusal.why);
+                   architecture.empty() ? refusal.architecture : architecture, model_type, refusal.why);
     }
   }
   return error(ErrorCode::kUnsupported, "architecture '{}' (model_type '{}') is not supported; supported are {}",

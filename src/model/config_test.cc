@@ -654,6 +654,12 @@ TEST(Config, WhatIsKnownAndNotSupportedIsNamedWithItsField) {
     EXPECT_NE(config.error().message.find(field), std::string::npos) << config.error().message;
     EXPECT_EQ(config.error().message.find("experts (num_local_experts"), std::string::npos);  // which are supported
   }
+  Json json = good();  // as Microsoft's own file has it
+  json["architectures"] = {"PhiMoEForCausalLM"};
+  json["model_type"] = "phimoe";
+  const std::string message = parse(json).error().message;
+  EXPECT_NE(message.find("PhiMoEForCausalLM"), std::string::npos) << message;
+  EXPECT_NE(message.find("router_jitter_noise"), std::string::npos) << message;
 }
 
 TEST(Config, AttentionThatNoFamilyComputesIsRefusedInEveryFamily) {

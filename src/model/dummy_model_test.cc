@@ -213,6 +213,10 @@ TEST_F(DummyModel, BadConfigsAreErrors) {
   EXPECT_EQ(open_dummy_model(folder_, 1).error().code, ErrorCode::kNotFound);
   ASSERT_TRUE(write_file(folder_ + "/config.json", "{}").ok());
   EXPECT_FALSE(open_dummy_model(folder_, 1).ok());
+  ASSERT_TRUE(write_file(folder_ + "/model.gguf", "GGUF").ok());
+  const Error other = open_dummy_model(folder_ + "/model.gguf", 1).error();
+  EXPECT_EQ(other.code, ErrorCode::kUsage);
+  EXPECT_NE(other.message.find("config.json"), std::string::npos) << other.message;
 }
 
 }  // namespace

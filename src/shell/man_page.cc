@@ -20,8 +20,11 @@ constexpr std::pair<const char*, const char*> kEnvironment[] = {
     {"HF_ENDPOINT", "Another hub than https://huggingface.co."},
     {"HF_HUB_OFFLINE", "1: pull is refused."},
     {"SSL_CERT_FILE", "Certificates that pull trusts instead of the system's."},
+    {"https_proxy, no_proxy", "The proxy that pull goes through, and for which hosts it does not."},
     {"XDG_CACHE_HOME",
-     "The user's cache, ~/.cache by default: calibrations and step times are kept in its folder nestedfp."},
+     "The user's cache, ~/.cache by default: calibrations and step times are kept in its folder nestedfp, models in "
+     "huggingface."},
+    {"TMPDIR", "Where evaluate keeps FP16's distributions while it runs, unless --scratch names a folder; else /tmp."},
     {"HOME", "The user's folder."},
 };
 

@@ -11,8 +11,9 @@ endfunction()
 file(REMOVE_RECURSE "${WORK}")
 run("installing" "${CMAKE_COMMAND}" --install "${BUILD}" --prefix "${WORK}/prefix")
 foreach(file bin/nestedfp include/nestedfp/engine/engine.h include/nestedfp/backend/backend.h share/doc/nestedfp/README.md
-        share/doc/nestedfp/format.md share/doc/nestedfp/LICENSE share/bash-completion/completions/nestedfp
-        share/zsh/site-functions/_nestedfp share/fish/vendor_completions.d/nestedfp.fish share/man/man1/nestedfp.1
+        share/doc/nestedfp/format.md share/doc/nestedfp/grafana-dashboard.json share/doc/nestedfp/LICENSE
+        share/bash-completion/completions/nestedfp share/zsh/site-functions/_nestedfp
+        share/fish/vendor_completions.d/nestedfp.fish share/man/man1/nestedfp.1
         lib/systemd/system/nestedfp.service share/doc/nestedfp/examples/serve.toml)
   if(NOT EXISTS "${WORK}/prefix/${file}")
     message(FATAL_ERROR "the installation lacks ${file}")

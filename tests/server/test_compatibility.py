@@ -30,7 +30,7 @@ VALUES = {
     "user": "a", "safety_identifier": "a", "prompt_cache_key": "a", "prompt_cache_retention": "24h", "cache_salt": "a",
     "repetition_penalty": 1.1, "stop_token_ids": [7], "stop_sequences": ["zz"], "chat_template_kwargs": {"a": 1}, "encoding_format": "float",
     "pooling": "mean", "embed_dtype": "float32", "endianness": "little", "continue_final_message": None, "slo_ttft_ms": 100, "slo_itl_ms": 100,
-    "spaces_between_special_tokens": True,
+    "spaces_between_special_tokens": True, "cache_control": {"type": "ephemeral"},
 }
 APIS = [pytest.param(api, id=api[1]) for api in table.REQUESTS]
 
@@ -68,6 +68,18 @@ def test_fields_are_taken_refused_or_ignored(fake, api):
             assert r.status_code == 200 and name in ignored, (name, r.text)
         else:
             assert r.status_code == 200 and name not in ignored, (name, note, r.text, ignored)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_no_field_is_known_and_not_in_the_table(fake, api):
+    """Of all names in the sources of requests the server ignores, and so names, those that the table does not have."""
+    path, schema = api[0].split()[1], api[1]
+    names = {name for source in (ROOT / "src" / "server" / "api").glob("*.cc") for name in re.findall(r'"([a-z][a-z_0-9]+)"', source.read_text())}
+    others = sorted(names - {name for name, *_ in table.fields(api)})
+    assert len(others) > 100
+    for some in (others[i:i + 16] for i in range(0, len(others), 16)):  # no answer names more
+        r = httpx.post(fake.url + path, json={**NEEDED[schema], **dict.fromkeys(some)}, timeout=60)
+        assert r.status_code == 200 and sorted(r.headers["X-NestedFP-Ignored"].split(", ")) == some, (some, r.headers)
 
 
 def test_paths(fake):

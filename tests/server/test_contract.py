@@ -69,7 +69,8 @@ def test_unknown_fields(fake, strict):
     assert r.status_code == 200 and r.headers["X-NestedFP-Ignored"] == "other"
     inner = [("/v1/responses", {"input": "SAY:x", "reasoning": {"efort": "low", "summary": "auto"}}, "reasoning.efort"),
              ("/v1/messages", {"messages": [{"role": "user", "content": "SAY:x"}], "max_tokens": 9,
-                               "thinking": {"type": "enabled", "budget_tokens": 5, "budget": 5}}, "thinking.budget")]
+                               "thinking": {"type": "enabled", "budget_tokens": 5, "budget": 5}}, "thinking.budget"),
+             ("/v1/messages", {"messages": [{"role": "user", "content": "SAY:x"}], "max_tokens": 9, "stop": ["x"]}, "stop")]
     for path, body, name in inner:
         r = httpx.post(fake.url + path, json=body)
         assert r.status_code == 200 and name in r.headers.get("X-NestedFP-Ignored", "").split(", "), (body, r.headers)

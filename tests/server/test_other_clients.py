@@ -128,6 +128,13 @@ def test_conversations_are_kept_and_bounded(client, fake, launch):
     assert one.responses.retrieve(last.id).id == last.id
     with pytest.raises(openai.NotFoundError):
         one.responses.retrieve(mine.id)
+    # An answer that is not kept does not say that it is.
+    server = launch("--response-store-memory", 0)
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    unkept = turns(client, "SAY:x", store=True)
+    assert unkept.store is False and mine.store is True
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(unkept.id)
 
 
 def test_what_led_to_a_kept_response(client, fake, launch):

@@ -65,7 +65,14 @@ class Steps:
 
     def mean(self, precision, tokens):
         """Of the steps that ended whose tokens have as many bits, or as near a number of them as there is, fewer first;
-        each newer one counts `weight` of what all older ones do together."""
+        each newer one counts `weight` of what all older ones do together. At most twice that of FP8, of as many bits."""
+        bits, found = math.floor(math.log2(tokens)), self.mean_of_precision(precision, tokens)
+        if found is None or all(step[4] is None or step[1] != FP8 or math.floor(math.log2(step[2])) != bits
+                                for step in self.all):
+            return found
+        return min(found, 2 * self.mean_of_precision(FP8, tokens))
+
+    def mean_of_precision(self, precision, tokens):
         ended = sorted((step for step in self.all if step[4] is not None and step[1] == precision), key=lambda step: step[4])
         if not ended:
             return None

@@ -254,6 +254,22 @@ class Loading(unittest.TestCase):
         self.assertTrue(torch.equal(model.a.weight_scale.data, here[:, :1].float()))
         self.assertNotEqual(model.b.weight_lower.weight_loader, loader)
 
+    def test_weights_that_are_not_there_yet_get_no_memory(self):
+        """Where vLLM gives some to what transformers has made without."""
+        from nestedfp.vllm import quantization
+        from vllm.model_executor.models.transformers.base import Base
+
+        quantization.NestedFPConfig()._prepare(torch.float16)
+        model = self.model(a=None)
+        model.other = torch.nn.Linear(4, 4, device="meta")
+        Base.init_parameters(SimpleNamespace(model_config=SimpleNamespace(dtype=torch.float16),
+                                             device_config=SimpleNamespace(device="cpu")), model)
+        self.assertEqual([name for name, parameter in model.named_parameters() if parameter.is_meta], ["a.weight"])
+        self.assertEqual((model.other.weight.dtype, model.other.weight.device.type), (torch.float16, "cpu"))
+        del model.other
+        self.read(model, a=self.weight(1))
+        self.assert_holds(model.a, self.weight(1), False)
+
     def test_layers_of_other_types_stay_dense(self):
         config = self.config
         for nested_checkpoint, ignored in ((False, False), (True, True), (True, False)):
@@ -287,6 +303,7 @@ class Loading(unittest.TestCase):
 
         given, nested_method = get_current_vllm_config(), type(self.model(a=None).a.quant_method)
         for model, prefix, dense in (("isaac", "vision_embedding.1", True), ("qwen", "visual.resblocks.0.mlp.c_fc", True),
+                                     ("qwen3", "score", True), ("qwen3", "model.layers.0.scores", False),
                                      ("qwen", "visual.resblocks.10.mlp.c_fc", False),
                                      ("longcat_flash", "model.layers.0.self_attn.0.kv_b_proj", True),
                                      ("deepseek_v3", "model.layers.0.self_attn.kv_b_proj", False)):

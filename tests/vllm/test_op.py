@@ -285,6 +285,9 @@ class Op(unittest.TestCase):
                     h = (x.float() + residual.float()).to(dtype)
                     wide = h.double()
                     normed = wide / (wide.pow(2).mean(1, keepdim=True) + 1e-5).sqrt() * norm.double()
+                    alone, sum_of = torch.ops.nestedfp.norm(x, residual, norm, 1e-5, False)
+                    self.assertTrue(torch.equal(sum_of, h))
+                    self.assertLess(float((alone.double() - normed).norm() / normed.norm()), limits[0], (dtype, k, m))
                     token = normed.abs().amax(1, keepdim=True) / 448
                     rounded = e4m3((normed / token).float()) * token
                     uppers = e4m3(weight.float() * 256) / 256

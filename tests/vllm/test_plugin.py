@@ -215,7 +215,7 @@ class Targets(unittest.TestCase):
 
     def test_milliseconds(self):
         self.assertEqual((milliseconds(None), milliseconds(250), milliseconds("12.5")), (None, 0.25, 0.0125))
-        for bad in (0, -3, "x", float("nan"), float("inf"), True, [5]):
+        for bad in (0, -3, "x", float("nan"), float("inf"), True, [5], 10**400):
             with self.assertRaisesRegex(ValueError, "positive"):
                 milliseconds(bad)
 
@@ -229,6 +229,19 @@ class Targets(unittest.TestCase):
         self.assertAlmostEqual(times.expected(self.FP16, 1), 0.015)  # the nearest
         self.assertAlmostEqual(times.expected(self.FP16, 1 << 20), 0.5)
         self.assertIsNone(times.expected(self.FP8, 100))
+        times.observe(self.FP8, 100, 0.004)  # twice as long at most
+        self.assertAlmostEqual(times.expected(self.FP16, 64), 0.008)
+        self.assertAlmostEqual(times.expected(self.FP8, 64), 0.004)
+        self.assertAlmostEqual(times.expected(self.FP16, 4000), 0.5)
+
+    def test_a_slow_step_does_not_end_fp16(self):
+        """The first one, say, for which kernels were compiled, before prompts that each come alone."""
+        clock, chosen = Clock(), []
+        for i in range(20):
+            late = clock.late([Wanted(Target(10.0 * i, 0.5, None))], 1000, 10.0 * i)
+            chosen.append(self.FP8 if late else self.FP16)
+            clock.ended(clock.scheduled(chosen[-1], 1000, 10.0 * i), 10.0 * i + (0.06 if late else 0.1 if i else 2.0))
+        self.assertEqual(chosen, [self.FP16, self.FP8, *[self.FP16] * 18])
 
     def test_when_tokens_are_due(self):
         target = Target(100.0, 0.5, 0.1)
@@ -352,10 +365,15 @@ class Request:
         extra = {**extra, **({"nestedfp_precision": tier} if tier else {})}
         self.sampling_params = SimpleNamespace(extra_args=extra or None)
         self.arrival_time, self.num_prompt_tokens, self.num_computed_tokens = 1000.0, 8, 8
-        self.num_output_placeholders, self.is_prefill_chunk = 0, False
+        self.num_tokens, self.num_output_placeholders, self.is_prefill_chunk = 8, 0, False
 
     def update_block_hashes(self):
         self.hashed += 1
+
+
+def came(name, end=None, tokens=(5,), pooled=None):
+    """vLLM's EngineCoreOutput, as far as it is looked at."""
+    return SimpleNamespace(request_id=name, new_token_ids=list(tokens), finish_reason=end, pooling_output=pooled)
 
 
 class Scheduling(unittest.TestCase):
@@ -439,8 +457,7 @@ class Scheduling(unittest.TestCase):
         self.wait_until(begin)
         precision = self.decide(made, {}, {name: (1, 1) for name in scheduled})
         self.wait_until(begin + seconds)
-        made.update_from_output(made.next, [SimpleNamespace(request_id=name, new_token_ids=[5], finish_reason=end)
-                                            for name, end in outputs])
+        made.update_from_output(made.next, [came(*output) for output in outputs])
         return precision
 
     def test_precisions(self):
@@ -535,7 +552,7 @@ class Scheduling(unittest.TestCase):
                 now += 0.012 if chosen[-2] == self.FP8 else 0.025
                 self.wait_until(now)
                 request.num_output_placeholders -= 1 + drafts
-                made.update_from_output(ran.pop(0), [SimpleNamespace(request_id="t", new_token_ids=[5], finish_reason=None)])
+                made.update_from_output(ran.pop(0), [came("t")])
             return chosen, made.nestedfp_targets["t"].kept()
 
         chosen, kept = decode(0)
@@ -552,7 +569,7 @@ class Scheduling(unittest.TestCase):
         request.num_computed_tokens, request.is_prefill_chunk = 8, False
         self.schedule(made, {}, {"t": (4, 0)})
         self.assertEqual(made.nestedfp_clock.in_flight("t"), 1)
-        made.update_from_output(made.next, [SimpleNamespace(request_id="t", new_token_ids=[5], finish_reason=None)])
+        made.update_from_output(made.next, [came("t")])
         self.assertEqual(made.nestedfp_clock.in_flight("t"), 0)
 
     def test_requests_that_end_at_a_stop_string_are_counted(self):
@@ -583,8 +600,7 @@ class Scheduling(unittest.TestCase):
             return {0: SimpleNamespace(outputs=outputs)}
 
         with patch.object(self.base, "update_from_output", update):
-            made.update_from_output(made.next, [SimpleNamespace(request_id=name, new_token_ids=[], finish_reason="error")
-                                                for name in ("first", "second")])
+            made.update_from_output(made.next, [came(name, "error", ()) for name in ("first", "second")])
         counts = made.make_stats().nestedfp
         self.assertEqual((counts["slo_requests"], counts["slo_attained"]), (2, 1))
 
@@ -627,6 +643,49 @@ class Scheduling(unittest.TestCase):
         counts = made.make_stats().nestedfp
         self.assertEqual((counts["slo_requests"], counts["slo_attained"]), (2, 1))
         self.assertEqual(made.nestedfp_targets, {})
+        # The end of an answer without a target is not that of the next input's.
+        made.add_request(Request("s"))
+        with update_with(come(0.4, slo_ttft_ms=200)):
+            self.step(made, 0.4, 0.1, "s", ("s", "stop"))
+        self.assertEqual(made.nestedfp_targets["s"].tokens, 0)
+        self.assertNotIn("slo_requests", made.make_stats().nestedfp)
+
+    def test_of_those_that_wait_the_first_one_due_decides(self):
+        rng = random.Random(8)
+        for _ in range(20):
+            self.wait_until(0.0)
+            made = self.scheduler(self.WORKER)
+            made.nestedfp_clock.times.observe(self.FP16, 1, 0.1)  # this step and one of its own: 0.2 s
+            dues = [rng.randrange(100, 400) for _ in range(rng.randrange(1, 5))]
+            for i, due in enumerate(dues):
+                made.add_request(Request(f"w{i}", slo_ttft_ms=due))
+                made.add_request(Request(f"n{i}", slo_tpot_ms=1))  # no first token is late
+            made.add_request(Request("v"))
+            self.assertEqual(self.decide(made, {"v": 1}), self.FP8 if min(dues) < 200 else self.FP16, dues)
+
+    def test_requests_that_were_preempted(self):
+        """They compute all that they had before their next token."""
+        def late(count, missing):
+            self.wait_until(0.0)
+            made, request = self.scheduler(self.WORKER), Request("t", slo_tpot_ms=250)  # FP16 steps take 0.1 s
+            made.add_request(request)
+            self.step(made, 0.0, 0.1, "t", ("t",))  # the next is due at 0.35
+            self.wait_until(0.2)
+            request.num_tokens, request.num_computed_tokens, request.is_prefill_chunk = 9, 9 - missing, missing > 0
+            return self.decide(made, {}, {"t": (count, 1)}) == self.FP8
+
+        self.assertEqual([late(9, 0), late(8, 1), late(3, 6)], [False, True, True])
+
+    def test_requests_that_give_no_tokens(self):
+        """Of models that embed or score: what they are asked for comes with the end."""
+        made = self.scheduler(self.WORKER)
+        made.nestedfp_settings = Settings(slo_ttft_ms=500, slo_tpot_ms=20)
+        for name in ("p", "late"):
+            made.add_request(Request(name))
+        self.step(made, 0.0, 0.1, ("p",), ("p", "stop", (), [0.5]))
+        self.step(made, 0.1, 0.5, ("late",), ("late", "stop", (), [0.5]))
+        counts = made.make_stats().nestedfp
+        self.assertEqual((counts["slo_requests"], counts["slo_attained"]), (2, 1))
 
     def test_what_targets_do_not_go_with(self):
         made = self.scheduler(self.WORKER, "external_launcher")
@@ -646,7 +705,7 @@ class Scheduling(unittest.TestCase):
         self.assertAlmostEqual(made.nestedfp_targets["t"].arrival_s, 50.0)
         self.schedule(made, {}, {"t": (1, 0)})
         self.wall_s, self.monotonic_s = 900.0, 50.3  # after a step of 0.05 s
-        made.update_from_output(made.next, [SimpleNamespace(request_id="t", new_token_ids=[5], finish_reason="stop")])
+        made.update_from_output(made.next, [came("t", "stop")])
         counts = made.make_stats().nestedfp
         self.assertAlmostEqual(counts["seconds_fp16"], 0.05)
         self.assertEqual((counts["slo_requests"], counts["slo_attained"]), (1, 1))
@@ -711,9 +770,33 @@ class InsideVllm(unittest.TestCase):
         self.assertIn('nestedfp:steps_total{engine="0",model_name="m",precision="fp8"} 4.0', text)
         self.assertIn('nestedfp:step_seconds_total{engine="0",model_name="m",precision="fp8"} 0.5', text)
         self.assertIn('nestedfp:slo_steps_total{engine="0",model_name="m"} 2.0', text)
-        other = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m", quantization=None))
-        StatLogger(other, [0]).record(stats, None)
-        self.assertIn('nestedfp:slo_steps_total{engine="0",model_name="m"} 2.0', generate_latest().decode())
+
+    def test_statistics_stay_off_and_other_models_as_they_are(self):
+        """A logger from vLLM's entry point would turn them on (AsyncLLM.__init__), whatever the model."""
+        from nestedfp.vllm import metrics
+        from nestedfp.vllm.stat_logger import StatLogger
+        from vllm.plugins import STAT_LOGGER_PLUGINS_GROUP
+        from vllm.v1.metrics import loggers
+
+        project = (Path(__file__).parents[2] / "python" / "pyproject.toml").read_text()
+        self.assertIn('"vllm.general_plugins"', project)
+        self.assertNotIn(STAT_LOGGER_PLUGINS_GROUP, project)
+        metrics.install_logger()
+
+        class Mine(loggers.PrometheusStatLogger):
+            def __init__(self, *args, **kwargs):
+                pass
+
+        for quantization, given, found in ((None, None, []), (None, [Mine], [Mine]), ("nestedfp", None, [StatLogger]),
+                                           ("nestedfp", [Mine], [Mine, StatLogger])):
+            config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m", quantization=quantization))
+            with patch.object(loggers, "PrometheusStatLogger", Mine):  # vLLM's where none is given
+                made = loggers.StatLoggerManager(vllm_config=config, engine_idxs=[0, 1], custom_stat_loggers=given,
+                                                 enable_default_loggers=False)
+            self.assertEqual([type(one) for one in made.stat_loggers], found if given else [*found, Mine])
+            for one in made.stat_loggers:
+                if isinstance(one, StatLogger):
+                    self.assertEqual({engine for engine, _ in one.children}, {0, 1})
 
     def test_dependent_launch_unless_the_user_says_otherwise(self):
         from nestedfp.vllm import overlap
@@ -742,20 +825,28 @@ class InsideVllm(unittest.TestCase):
         TritonKernel._handle_pdl_before_access(kernel, buffer, "x")
         self.assertEqual(lines, [("body", Kernel.GDC_WAIT), ("buffer", Kernel.GDC_WAIT)])
 
-    def norm_graph(self, reads_normed_twice=False, bias_after=False, weight_type=None):
-        """(hidden, residual) -> norm -> swiglu -> norm -> linear, as vLLM's graphs hold them before they are lowered."""
+    def norm_graph(self, reads_normed_twice=False, bias_after=False, weight_type=None, groups=()):
+        """``groups``: over which vLLM sums what each norm reads. (hidden, residual) -> norm -> swiglu -> norm -> linear, as vLLM's graphs hold them before they are lowered."""
+        import vllm.distributed.parallel_state
         import vllm.ir.ops  # noqa: F401
-        from nestedfp.vllm import op
+        from nestedfp.vllm import all_reduce, op
         from torch.fx.experimental.proxy_tensor import make_fx
 
         op.register()
+        all_reduce.register()
         half, nested = torch.float16, torch.ops.nestedfp
         x, residual = torch.empty(5, 64, dtype=half), torch.empty(5, 64, dtype=half)
         weight = torch.empty(64, dtype=weight_type or half)
         plane, scale, bias = torch.empty(128 * 64, dtype=torch.uint8), torch.empty(0), torch.empty(64, dtype=half)
 
         def model(x, residual, weight, plane, scale, bias):
-            norm = torch.ops.vllm_ir.fused_add_rms_norm
+            over = iter(groups)
+
+            def norm(x, *rest):
+                group = next(over, None)
+                x = torch.ops.vllm.all_reduce(x, group_name=group) if group else x
+                return torch.ops.vllm_ir.fused_add_rms_norm(x, *rest)
+
             normed, residual = norm(x, residual, weight, 1e-5, None)
             x = nested.swiglu(normed.reshape(-1, 64), plane, plane, scale, 128, 64, 0)
             normed, residual = norm(x, residual, weight, 1e-5, None)
@@ -764,10 +855,10 @@ class InsideVllm(unittest.TestCase):
 
         return make_fx(model, tracing_mode="fake")(x, residual, weight, plane, scale, bias)
 
-    def targets(self, traced):
+    def targets(self, traced, group=None):
         from nestedfp.vllm import norms
 
-        norms.JoinNorms()(traced.graph)
+        norms.JoinNorms(group)(traced.graph)
         traced.graph.lint()
         for node in traced.graph.nodes:
             self.assertIn("val", node.meta if node.op != "output" else {"val": 0}, node)
@@ -788,7 +879,7 @@ class InsideVllm(unittest.TestCase):
             self.assertRegex(refused.stderr, f"NestedFPError: .*{name}")
         op._bind()
         op._bind()
-        for name in ("linear", "swiglu", "norm_linear"):
+        for name in ("linear", "swiglu", "norm_linear", "norm"):
             self.assertTrue(torch._C._dispatch_has_kernel_for_dispatch_key(f"nestedfp::{name}", "CUDA"), name)
 
     def test_the_precision_in_force(self):
@@ -845,6 +936,80 @@ class InsideVllm(unittest.TestCase):
         names = " ".join(self.targets(self.norm_graph(weight_type=torch.float32)))
         self.assertEqual((names.count("fused_add_rms_norm"), names.count("norm_linear")), (2, 0))
 
+    def test_norms_join_the_sum_over_ranks_before_them(self):
+        traced = self.norm_graph(groups=("tp:0", "tp:0"))
+        names = [name for name in self.targets(traced, "tp:0") if "getitem" not in name]
+        self.assertEqual(names, ["nestedfp.reduce_norm_linear.default"] * 2)
+        swiglu, linear = [node for node in traced.graph.nodes if "norm_linear" in str(node.target)]
+        self.assertEqual(swiglu.args[0].op, "placeholder")  # the part, not the sum
+        self.assertEqual(swiglu.args[3:4] + swiglu.args[7:], (1e-5, None, 128, 64, 0, True, "tp:0"))
+        self.assertEqual(linear.args[8:], (64, 64, 0, False, "tp:0"))
+        # A norm that others read too is its own operation. (The second of two here.)
+        traced = self.norm_graph(groups=("tp:0", "tp:0"), reads_normed_twice=True)
+        names = [name for name in self.targets(traced, "tp:0") if "getitem" not in name]
+        self.assertEqual(names, ["nestedfp.reduce_norm_linear.default", "nestedfp.reduce_norm.default",
+                                 "nestedfp.linear.default"])
+        alone = next(node for node in traced.graph.nodes if "reduce_norm.default" in str(node.target))
+        self.assertEqual(alone.args[3:], (1e-5, "tp:0"))
+        self.assertEqual({user.args[1]: len(user.users) for user in alone.users}, {0: 2, 1: 1})
+        names = " ".join(self.targets(self.norm_graph(groups=("tp:0", "tp:0"), weight_type=torch.float32), "tp:0"))
+        self.assertEqual((names.count("vllm.all_reduce"), names.count("fused_add_rms_norm")), (2, 2))
+        for group in (None, "tp:1"):  # sums that are not this group's stay vLLM's
+            names = [name for name in self.targets(self.norm_graph(groups=("tp:0", None)), group) if "getitem" not in name]
+            self.assertEqual(names, ["vllm.all_reduce.default"] + ["nestedfp.norm_linear.default"] * 2)
+
+    def test_where_norms_sum_over_ranks(self):
+        from nestedfp.vllm import all_reduce
+        from vllm.config import CompilationMode
+        from vllm.distributed import parallel_state
+
+        joined = []
+
+        def enabled(ranks=2, mode=CompilationMode.VLLM_COMPILE, custom=SimpleNamespace(disabled=False), name="tp:0"):
+            passes = SimpleNamespace(fuse_allreduce_rms=True)
+            config = SimpleNamespace(parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
+                                     compilation_config=SimpleNamespace(mode=mode, pass_config=passes))
+            group = SimpleNamespace(unique_name=name, device_communicator=SimpleNamespace(ca_comm=custom))
+            with patch.object(parallel_state, "get_tp_group", lambda: group):
+                found = all_reduce.enable(config)
+            self.assertEqual(passes.fuse_allreduce_rms, found is None)  # FlashInfer's, of the same sums
+            return found
+
+        class Group:
+            name = None
+
+            def join(self, group):
+                joined.append(group.unique_name)
+                self.name = group.unique_name
+
+        with patch.object(all_reduce, "_group", Group()):
+            for given in ({"ranks": 1}, {"ranks": 4}, {"mode": CompilationMode.NONE}, {"custom": None},
+                          {"custom": SimpleNamespace(disabled=True)}):
+                self.assertIsNone(enabled(**given), given)
+            self.assertEqual([enabled(), enabled()], ["tp:0", "tp:0"])
+            self.assertEqual(joined, ["tp:0"])
+            self.assertIsNone(enabled(name="tp:1"))  # another engine's in this process, after that
+
+    def test_which_steps_norms_sum_over_ranks(self):
+        from nestedfp.vllm import all_reduce
+
+        summed, joined, normed = [], [], []
+        ops = SimpleNamespace(vllm=SimpleNamespace(all_reduce=lambda x, group: summed.append(group) or x + 1),
+                              nestedfp=SimpleNamespace(norm_linear=lambda *given: joined.append(given) or given[:2],
+                                                       norm=lambda *given: normed.append(given) or given[:2]))
+        group = SimpleNamespace(name="tp:0", max_rows=lambda columns: 8192 // columns)
+        with patch.object(all_reduce, "_group", group), patch.object(all_reduce.torch, "ops", ops):
+            for rows, name in ((128, "tp:0"), (129, "tp:0"), (1, "tp:1")):
+                x = torch.zeros(rows, 64)
+                all_reduce._reduce_norm_linear(x, x, "w", 1e-5, "u", "l", "s", None, 32, 64, 0, True, name)
+                all_reduce._reduce_norm(x, x, "w", 1e-5, name)
+        self.assertEqual(summed, ["tp:0", "tp:0", "tp:1", "tp:1"])
+        self.assertEqual([(float(given[0].max()), given[2:]) for given in normed],
+                         [(0, ("w", 1e-5, True)), (1, ("w", 1e-5, False)), (1, ("w", 1e-5, False))])
+        self.assertEqual([given[1:] for given in joined][0][1:], ("w", 1e-5, "u", "l", "s", None, 32, 64, 0, True, True))
+        self.assertEqual([given[-1] for given in joined], [True, False, False])
+        self.assertEqual([float(given[0].max()) for given in joined], [0, 1, 1])
+
     def test_norms_join_unless_the_user_has_a_pass(self):
         from nestedfp.vllm import norms
         from vllm.compilation.passes.inductor_pass import InductorPass
@@ -852,7 +1017,8 @@ class InsideVllm(unittest.TestCase):
         other = norms.JoinNorms()
         for given in ({}, {norms.HOOK: other}):
             compilation = SimpleNamespace(inductor_compile_config=dict(given))
-            norms.enable(SimpleNamespace(compilation_config=compilation))
+            norms.enable(SimpleNamespace(compilation_config=compilation,
+                                         parallel_config=SimpleNamespace(tensor_parallel_size=1)))
             found = compilation.inductor_compile_config[norms.HOOK]
             self.assertIsInstance(found, InductorPass)
             self.assertEqual(found is other, bool(given))
@@ -958,7 +1124,16 @@ class InsideVllm(unittest.TestCase):
         with patch.object(cudagraph_utils, "graph_capture", lambda **_: nullcontext()), \
                 patch.object(cudagraph_utils, "is_global_first_rank", lambda: False), \
                 patch("torch.cuda.CUDAGraph", MagicMock), patch("torch.cuda.graph", lambda *_: nullcontext()):
-            states = worker._in_both(inspect.unwrap(cudagraph_utils.CudaGraphManager.capture), manager, create_forward)
+            capture = inspect.unwrap(cudagraph_utils.CudaGraphManager.capture)
+            with worker.forced(fp16):  # as the worker leaves it
+                states = worker._in_both(capture, manager, create_forward)
+            captured, graphs = list(runs), manager.graphs
+            runs.clear()
+            manager.graphs = worker.ByPrecision()
+            others = worker._in_both(capture, manager, create_forward)  # an engine's behind it, with another worker
+        self.assertEqual(([run[3:] for run in runs], set(others.values())), ([(None, False)] * 8, {((tokens, None),) * 2 for tokens in (8, 4)}))
+        self.assertTrue(all(one in manager.graphs for one in manager._capture_descs[CUDAGraphMode.FULL]))
+        runs[:], manager.graphs = captured, graphs
         of_fp8 = []
         for tokens in (8, 4):
             of_fp8 += [(tokens, none, True, fp8, True), (tokens, piecewise, True, fp8, False)]
@@ -1094,6 +1269,12 @@ print(ours, imported, weight_utils.get_quantization_config("fp8").__name__)
             self.assertIsInstance(layer.quant_method, kind)
         self.assertTrue(config._is_dense_in_checkpoint("model.layers.1.mlp.shared_expert.gate_up_proj"))
         self.assertFalse(config._is_dense_in_checkpoint("model.layers.0.mlp.shared_expert.gate_up_proj"))
+        config.ignore += ["model.layers.1.mlp.gate_up_proj"]  # as in Phi-3's checkpoints
+        self.assertTrue(config._is_dense_in_checkpoint("model.layers.1.mlp.gate_up_proj"))
+        self.assertFalse(config._is_dense_in_checkpoint("model.layers.0.mlp.gate_up_proj"))
+        self.assertTrue(config._is_dense_in_checkpoint("draft_model.model.layers.1.mlp.shared_expert.gate_up_proj"))
+        source = Path(vllm.__file__).parent / "v1/spec_decode/draft_model.py"
+        self.assertIn('prefix="draft_model"', source.read_text())
         for given in (config, self.nested_config(nested=False)):
             router = ReplicatedLinear.__new__(ReplicatedLinear)
             torch.nn.Module.__init__(router)

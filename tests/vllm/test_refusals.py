@@ -178,30 +178,56 @@ def write(path, tensors):
 
 @unittest.skipUnless(HAVE_VLLM, "needs torch and vLLM")
 class LowerBytes(unittest.TestCase):
-    def read(self, folder):
+    def begin(self, folder, dtype="float16", nested=True, **fields):
         from vllm.config import LoadConfig
         from vllm.model_executor.model_loader import DefaultModelLoader
 
         checkpoint.install_loader()
-        hf_config = SimpleNamespace(nestedfp={"version": 1, "lower": "nestedfp"})
-        config = SimpleNamespace(hf_config=hf_config, quantization="nestedfp", model=folder, revision=None)
-        return [name for name, _ in DefaultModelLoader(LoadConfig()).get_all_weights(config, SimpleNamespace())]
+        hf_config = SimpleNamespace(nestedfp={"version": 1, "lower": "nestedfp", **fields} if nested else None)
+        config = SimpleNamespace(hf_config=hf_config, quantization="nestedfp", model=folder, revision=None,
+                                 dtype=getattr(torch, dtype))
+        return DefaultModelLoader(LoadConfig()).get_all_weights(config, SimpleNamespace())
+
+    def read(self, *where, **fields):
+        return [name for name, _ in self.begin(*where, **fields)]
 
     def test_they_come_last_and_must_be_there(self):
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder) / "model-1.safetensors", {"a.weight": ("F8_E4M3", (3, 5)), "b.weight": ("U8", (2, 2))})
             lower = Path(folder) / "nestedfp" / "lower-1.safetensors"
             with self.assertRaisesRegex(ValueError, r"the lower bytes \(nestedfp/\*.safetensors\) are missing"):
-                self.read(folder)  # no such folder
+                self.begin(folder)  # no such folder
             lower.parent.mkdir()
             with self.assertRaisesRegex(ValueError, r"the lower bytes \(nestedfp/\*.safetensors\) are missing"):
-                self.read(folder)  # an empty one
+                self.begin(folder)  # an empty one
             write(lower, {"b.weight_lower": ("U8", (3, 5))})
             with self.assertRaisesRegex(ValueError, "'a.weight_lower' is missing"):
-                self.read(folder)
+                self.begin(folder)
             write(lower, {"a.weight_lower": ("U8", (3, 5))})
             names = self.read(folder)
             self.assertEqual((set(names[:2]), names[2:]), ({"a.weight", "b.weight"}, ["a.weight_lower"]))
+
+    def test_another_checkpoint_s_are_joined_as_the_first_one_s(self):
+        """Where weights are read again, from a folder that vLLM was not started with."""
+        with tempfile.TemporaryDirectory() as folder:
+            write(Path(folder) / "model.safetensors", {"a.weight": ("F8_E4M3", (3, 5))})
+            write(Path(folder) / "nestedfp" / "lower.safetensors", {"a.weight_lower": ("U8", (3, 5))})
+            f16, bf16, free, restricted = {}, {"source_dtype": "BF16"}, {"uppers": "free"}, {"uppers": "restricted"}
+            for ours, theirs, dtype, why in ((f16, f16, "float16", None), (f16, restricted, "float16", None),
+                                             (f16, free, "float16", "join"), (restricted, free, "float16", "join"),
+                                             (free, f16, "float16", None), (f16, bf16, "float16", None),
+                                             (bf16, bf16, "bfloat16", None), (bf16, f16, "bfloat16", "FP16 weights")):
+                text = json.dumps({"nestedfp": {"version": 1, "lower": "nestedfp", **theirs}})
+                (Path(folder) / "config.json").write_text(text)
+                if why is None:
+                    self.assertEqual(self.read(folder, dtype, **ours), ["a.weight", "a.weight_lower"])
+                else:
+                    with self.assertRaisesRegex(ValueError, f"config.json: .*{why}.*start "):
+                        self.begin(folder, dtype, **ours)
+            with self.assertRaisesRegex(ValueError, "config.json: this is a nested checkpoint.*started with an ordinary one"):
+                self.begin(folder, nested=False)
+            (Path(folder) / "config.json").write_text("{}")
+            self.assertEqual(self.read(folder, nested=False), ["a.weight"])
 
 
 def configuration(settings=None, moe=False, data_parallel=1, executor=None, ubatching=False,
@@ -290,6 +316,39 @@ class Policies(unittest.TestCase):
                 with set_current_vllm_config(made), self.assertRaisesRegex(kind, f"precision policy '{policy}'.*({why})"):
                     config._prepare(torch.float16)
 
+    def prepare(self, settings, worker, draft=False):
+        """Of a draft model, or of its target."""
+        from nestedfp.vllm.quantization import NestedFPConfig
+        from vllm.config import DeviceConfig, ParallelConfig, SpeculativeConfig, VllmConfig, set_current_vllm_config
+
+        target = ParallelConfig(worker_cls=worker)
+        made = VllmConfig(device_config=DeviceConfig("cpu"), additional_config={"nestedfp": settings},
+                          parallel_config=SpeculativeConfig.create_draft_parallel_config(target, 1) if draft else target)
+        made.speculative_config = SimpleNamespace(target_parallel_config=target)
+        with set_current_vllm_config(made):
+            NestedFPConfig()._prepare(torch.float16)
+
+    def test_a_draft_model_has_its_target_s_worker(self):
+        from nestedfp.vllm.op import Step
+
+        self.addCleanup(setattr, Step, "forced", Step.forced)
+        self.addCleanup(setattr, Step, "threshold", Step.threshold)
+        for draft in (False, True):
+            Step.forced, Step.threshold = _library.FP8, 1024
+            self.prepare({"policy": "alternate:3"}, "nestedfp.vllm.worker.Worker", draft)
+            self.assertEqual((Step.forced, Step.threshold), (_library.FP8, 1024))
+            # Without it rows decide, whatever an engine before this one has left.
+            self.prepare({"policy": "threshold:7"}, "auto", draft)
+            self.assertEqual((Step.forced, Step.threshold), (None, 7))
+            with self.assertRaisesRegex(ValueError, "without nestedfp's scheduler and worker"):
+                self.prepare({"policy": "alternate:3"}, "auto", draft)
+
+    def test_targets_need_a_scheduler(self):
+        for name in ("slo_ttft_ms", "slo_tpot_ms"):
+            with self.assertRaisesRegex(ValueError, "slo_ttft_ms and slo_tpot_ms need .*scheduler and worker"):
+                self.prepare({name: 20}, "auto")
+            self.prepare({name: 20}, "nestedfp.vllm.worker.Worker")
+
 
 class CompileCache(unittest.TestCase):
     def test_the_plugin_s_version_counts(self):
@@ -357,7 +416,11 @@ class Graphs(unittest.TestCase):
             self.budget_graphs[budget] = worker.Step.forced
 
         with patch.object(encoder_cudagraph.EncoderCudaGraphManager, "_capture_budget_graph", capture):
-            manager.capture(graph_pool=None)
+            manager.capture(graph_pool=None)  # of an engine behind one of this worker's, with another one
+            self.assertEqual(captured, [(None, 128), (None, 64)])
+            captured.clear()
+            with worker.forced(_library.FP16):
+                manager.capture(graph_pool=None)
         both = (_library.FP8, _library.FP16)
         self.assertEqual(captured, [(precision, budget) for precision in both for budget in (128, 64)])
         for precision in both:

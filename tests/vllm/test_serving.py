@@ -286,6 +286,9 @@ class Serving(unittest.TestCase):
         for kind in ("llama", "llama nested", "qwen2"):
             self.assert_close(f"{kind} fp16 tp2", f"{kind} fp16", 5e-3)
         self.assert_close("llama fp16 tp2", "llama stock fp16 tp2", 5e-3)
+        for name in ("llama fp16 tp2", "llama v1 alternate tp2", "qwen3_moe fp16 tp2"):
+            if name in self.logs:
+                self.assertEqual(self.logs[name].count("norms make the sums over 2 GPUs"), 2, name)  # on both
         self.assert_close("llama fp16 pp2", "llama fp16", 5e-3)
         for kind in ("llama", "llama v1"):
             self.assert_close(f"{kind} alternate tp2", f"{kind} fp16", 5e-3, key="exact")

@@ -3,6 +3,7 @@
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 from nestedfp import _library
 
@@ -45,6 +46,16 @@ class Steps(unittest.TestCase):
         runner.execute_model(SimpleNamespace(total_num_scheduled_tokens=0), None)
         source = (Path(vllm.__file__).parent / "v1/executor/ray_utils.py").read_text()
         self.assertIn("self.worker.model_runner.execute_model(", source)
+
+    def test_no_precision_outlasts_the_worker(self):
+        from nestedfp.vllm import worker
+
+        self.addCleanup(setattr, worker.Step, "forced", None)
+        worker.Step.forced = _library.FP8
+        with patch.object(worker.GpuWorker, "shutdown", lambda self: ended.append(self)):
+            ended, made = [], worker.Worker.__new__(worker.Worker)
+            made.shutdown()
+        self.assertEqual((ended, worker.Step.forced), ([made], None))
 
 
 if __name__ == "__main__":

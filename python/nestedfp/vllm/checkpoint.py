@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,25 @@ def check_files(folder: str, lower_folder: str) -> None:
                              "the model again")
 
 
+def check_replacement(folder: str, started: NestedInfo | None, bf16: bool) -> None:
+    """Raises ValueError where what is in the folder cannot take the place of what vLLM was started with, whose
+    config.json is the one that it knows, and whose join CUDA graphs hold: weights that are read again."""
+    path = Path(folder) / "config.json"
+    raw = json.loads(path.read_bytes()).get("nestedfp") if path.is_file() else None
+    if raw is None:
+        return
+    if started is None:
+        raise ValueError(f"{path}: this is a nested checkpoint, and vLLM was started with an ordinary one: start vLLM with "
+                         "it, or give the checkpoint that it was made of")
+    given = NestedInfo.parse(raw)
+    if given.uppers == "free" != started.uppers:
+        raise ValueError(f"{path}: nestedfp.uppers is 'free', and '{started.uppers}' in the checkpoint that vLLM was "
+                         "started with, whose join is another one: start vLLM with it")
+    if bf16 and given.source_dtype != "BF16":
+        raise ValueError(f"{path}: this nested checkpoint was made of FP16 weights, which BF16 activations cannot be "
+                         "multiplied with exactly: start vLLM with it and --dtype float16")
+
+
 def unread(*shape: int) -> tuple[Any, Any, Any]:
     """A matrix's upper and lower bytes and its rows' scales (torch's, on its default device) before they are read: a
     code that no upper byte has, and scales that are no numbers."""
@@ -116,18 +135,23 @@ def clear_unread(what: str, upper: Any, lower: Any, scale: Any) -> None:
 
 
 def install_loader() -> None:
-    """Lets vLLM's loader of safetensors files read the lower bytes after everything else."""
+    """Lets vLLM's loader of safetensors files read the lower bytes after everything else. What is wrong is said before
+    vLLM begins to replace weights that it runs with."""
+    import torch
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
     @around(DefaultModelLoader, "get_all_weights")
     def get_all_weights(original: Callable[..., Any], self: Any, model_config: Any,
-                        model: Any) -> Generator[tuple[str, Any], None, None]:
+                        model: Any) -> Iterable[tuple[str, Any]]:
         raw = getattr(model_config.hf_config, "nestedfp", None)
-        if model_config.quantization != "nestedfp" or raw is None:
-            yield from original(self, model_config, model)
-            return
+        if model_config.quantization != "nestedfp":
+            return original(self, model_config, model)
+        if raw is None:
+            check_replacement(model_config.model, None, False)
+            return original(self, model_config, model)
+        info = NestedInfo.parse(raw)
         lower = DefaultModelLoader.Source(model_config.model, model_config.revision,
-                                          subfolder=NestedInfo.parse(raw).lower_directory, fall_back_to_pt=False,
+                                          subfolder=info.lower_directory, fall_back_to_pt=False,
                                           allow_patterns_overrides=["*.safetensors"])
         main_folder = self._prepare_weights(model_config.model, None, model_config.revision, False, None)[0]
         try:
@@ -136,6 +160,11 @@ def install_loader() -> None:
         except (FileNotFoundError, RuntimeError) as error:
             raise ValueError(f"{model_config.model}: the lower bytes ({lower.subfolder}/*.safetensors) are missing; "
                              "copy the whole folder") from error
+        check_replacement(main_folder, info, model_config.dtype is torch.bfloat16)
         check_files(main_folder, lower_folder)
-        yield from original(self, model_config, model)
-        yield from self._get_weights_iterator(lower)
+
+        def both() -> Generator[tuple[str, Any], None, None]:
+            yield from original(self, model_config, model)
+            yield from self._get_weights_iterator(lower)
+
+        return both()

@@ -114,7 +114,7 @@ class _NestedExpertsMethod(FusedMoEMethodBase):
 class NestedOnlineExpertsMethod(_NestedExpertsMethod):
     """Experts of an ordinary checkpoint, nested as soon as all of the layer's have been read."""
 
-    uses_meta_device = True
+    uses_meta_device = nestedfp_online = True
 
     def create_weights(self, layer: torch.nn.Module, num_experts: int, hidden_size: int,
                        intermediate_size_per_partition: int, params_dtype: torch.dtype,

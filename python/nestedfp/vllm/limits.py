@@ -31,6 +31,6 @@ def check(config: Any) -> None:
         raise ValueError("nestedfp: with --data-parallel-size a mixture's experts compute the tokens of all ranks in "
                          "one step, and no rank knows the precision that another's requests ask for: leave "
                          "--scheduler-cls and --worker-cls out, and choose policy fp16, fp8-w8a8 or threshold:TOKENS")
-    if external_launcher(config) and (settings.slo_ttft_ms is not None or settings.slo_tpot_ms is not None):
+    if external_launcher(config) and settings.has_targets():
         raise ValueError("nestedfp: slo_ttft_ms and slo_tpot_ms do not go with --distributed-executor-backend "
                          "external_launcher: each rank would decide by its own clock")

@@ -164,6 +164,26 @@ def _install_loaders() -> None:
         original(model)
 
 
+def follow_transformers() -> None:
+    """While a model is made: vLLM's backend for those of transformers gives memory to whatever has none yet, also to the
+    weights of layers that are nested while they are read."""
+    base = getattr(sys.modules.get("vllm.model_executor.models.transformers.base"), "Base", None)
+    if base is None:
+        return
+
+    @around(base, "init_parameters")
+    def init_parameters(original: Callable[..., None], self: Any, module: torch.nn.Module, *args: Any,
+                        **kwargs: Any) -> None:
+        unread = [(layer, name, layer._parameters.pop(name)) for layer in module.modules()
+                  if getattr(getattr(layer, "quant_method", None), "nestedfp_online", False)
+                  for name, parameter in list(layer._parameters.items()) if parameter is not None and parameter.is_meta]
+        try:
+            original(self, module, *args, **kwargs)
+        finally:
+            for layer, name, parameter in unread:
+                layer.register_parameter(name, parameter)
+
+
 def _install_after_load() -> None:
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
@@ -172,10 +192,10 @@ def _install_after_load() -> None:
         model = original(self, *args, **kwargs)
         config, model_config = (kwargs.get(name, args[i] if len(args) > i else None)
                                 for i, name in enumerate(("vllm_config", "model_config")))
-        swiglu.join(model)
         if op.in_use():
             from . import rotary  # as attention is
 
+            swiglu.join(model)
             joined = rotary.join(model, config, model_config)
             if joined:
                 logger.info("nestedfp: attention rotates in %d layers", joined)

@@ -7,6 +7,9 @@ gets one field more here: what was counted since the last one.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+from .patches import around
 
 FIELD = "nestedfp"
 
@@ -22,6 +25,21 @@ def install_field() -> None:
     SchedulerStats.__annotations__[FIELD] = kind
     SchedulerStats.__dataclass_fields__[FIELD] = made.__dataclass_fields__[FIELD]
     setattr(SchedulerStats, FIELD, None)
+
+
+def install_logger() -> None:
+    """Beside vLLM's own loggers, wherever it makes them. Not by its entry point vllm.stat_logger_plugins: a logger from
+    there turns statistics on that --disable-log-stats turned off, of every model."""
+    from vllm.v1.metrics.loggers import StatLoggerManager
+
+    @around(StatLoggerManager, "__init__")
+    def init(original: Any, self: Any, vllm_config: Any, engine_idxs: Any = None, custom_stat_loggers: Any = None,
+             *args: Any, **kwargs: Any) -> None:
+        if vllm_config.model_config.quantization == "nestedfp":
+            from .stat_logger import StatLogger
+
+            custom_stat_loggers = [*(custom_stat_loggers or ()), StatLogger]
+        original(self, vllm_config, engine_idxs, custom_stat_loggers, *args, **kwargs)
 
 
 class Counts(dict):

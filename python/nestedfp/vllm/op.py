@@ -6,17 +6,18 @@ would be frozen at what the first trace saw. A CUDA graph holds the kernels of t
 was captured.
 
 What runs on the GPU is libnestedfp's (src/capi/torch_ops.cc): PyTorch's dispatcher calls it with no Python in between,
-because steps without a graph wait for the host.
+because steps without a graph wait for the host. (Sums over two GPUs are decided on in Python: all_reduce.py.)
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -169,9 +170,16 @@ def _swiglu_fake(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scal
 
 def _norm_linear_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
                       upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, n: int,
-                      k: int, join: int, swiglu: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """h = x + residual; linear or swiglu of RMSNorm(h), and h. `norms` puts it in."""
+                      k: int, join: int, swiglu: bool, reduce: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """h = x + residual; linear or swiglu of RMSNorm(h), and h. `norms` puts it in. reduce: x is a rank's part of a sum
+    (`all_reduce`)."""
     return x.new_empty((x.shape[0], n // 2 if swiglu else n)), residual.new_empty(residual.shape)
+
+
+def _norm_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
+               reduce: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """h = x + residual; RMSNorm(h), and h. reduce: as norm_linear's."""
+    return x.new_empty(x.shape), residual.new_empty(residual.shape)
 
 
 _namespace: torch.library.Library | None = None
@@ -183,9 +191,18 @@ def register() -> None:
     if _namespace is not None:
         return
     _namespace = torch.library.Library("nestedfp", "FRAGMENT")
-    for name, fake in (("linear", _linear_fake), ("swiglu", _swiglu_fake), ("norm_linear", _norm_linear_fake)):
-        _namespace.define(name + torch.library.infer_schema(fake, mutates_args=()))
-        _namespace._register_fake(name, fake)
+    for name, fake in (("linear", _linear_fake), ("swiglu", _swiglu_fake), ("norm_linear", _norm_linear_fake),
+                       ("norm", _norm_fake)):
+        define(name, fake)
+
+
+def define(name: str, fake: Callable[..., Any], on_gpus: Callable[..., Any] | None = None) -> None:
+    """One operator, after register(). ``on_gpus``: what it does there, where that is not libnestedfp's."""
+    assert _namespace is not None
+    _namespace.define(name + torch.library.infer_schema(fake, mutates_args=()))
+    _namespace._register_fake(name, fake)
+    if on_gpus is not None:
+        _namespace.impl(name, on_gpus, "CUDA")
 
 
 @cache

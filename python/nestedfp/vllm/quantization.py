@@ -44,8 +44,9 @@ _TYPES = (torch.float16, torch.bfloat16)
 
 
 # Layers whose weights models read themselves, and not through the layer: their type, to convert images to it (Isaac,
-# Qwen-VL), or their numbers (LongCat's latent attention).
-_READ_BY_MODELS = re.compile(r"(^|\.)(vision_embedding\.1|resblocks\.0\.mlp\.c_fc)$")
+# Qwen-VL), or their numbers (LongCat's latent attention), or where they lie, before they are read, to put a bias there
+# (classifiers).
+_READ_BY_MODELS = re.compile(r"(^|\.)(vision_embedding\.1|resblocks\.0\.mlp\.c_fc|score)$")
 _READ_BY_LONGCAT = re.compile(r"\.kv_b_proj$")
 
 
@@ -170,7 +171,7 @@ class NestedOnlineLinearMethod(_NestedLinearMethod):
     """Weights of an ordinary checkpoint: each layer is nested as soon as all of it has been read, so that the peak is
     the planes and one layer."""
 
-    uses_meta_device = True
+    uses_meta_device = nestedfp_online = True
 
     def create_weights(self, layer: torch.nn.Module, input_size_per_partition: int,
                        output_partition_sizes: list[int], input_size: int, output_size: int,
@@ -310,7 +311,10 @@ class NestedFPConfig(QuantizationConfig):
         return UnquantizedLinearMethod()
 
     def _is_dense_in_checkpoint(self, prefix: str) -> bool:
-        if not is_layer_skipped(prefix, self.ignore, {**_FUSED, **self.packed_modules_mapping}):
+        name = prefix.removeprefix("draft_model.")  # as vLLM puts before the names of a draft model's layers
+        # Phi-3's are one matrix in the checkpoint too: vLLM's own class says so, its backend for transformers does not.
+        fused = {**_FUSED, **self.packed_modules_mapping}
+        if name not in self.ignore and not is_layer_skipped(name, self.ignore, fused):
             return False
         self.dense_layers.add(prefix, "it is in the checkpoint")
         return True
@@ -339,11 +343,16 @@ class NestedFPConfig(QuantizationConfig):
         limits.check_offload(config)
         wanted = settings.current()
         Policy(wanted.policy)  # an error for one that there is not
-        by_rows = config.parallel_config.worker_cls != "nestedfp.vllm.worker.Worker"
+        # A draft model runs in its target's worker, which the parallel_config that vLLM makes for it does not name.
+        parallel = getattr(config.speculative_config, "target_parallel_config", None) or config.parallel_config
+        by_rows = parallel.worker_cls != "nestedfp.vllm.worker.Worker"
         threshold = wanted.threshold()
         if by_rows and threshold is None:
             raise ValueError(f"precision policy '{wanted.policy}': without nestedfp's scheduler and worker "
                              "(docs/vllm.md) only fp16, fp8-w8a8 and threshold:TOKENS work")
+        if by_rows and wanted.has_targets():
+            raise ValueError("additional_config: nestedfp.slo_ttft_ms and slo_tpot_ms need nestedfp's scheduler and "
+                             "worker (docs/vllm.md)")
         if self.nested is not None and dtype is torch.bfloat16 and self.nested.source_dtype != "BF16":
             raise ValueError("this nested checkpoint was made of FP16 weights, which BF16 activations cannot be "
                              "multiplied with exactly: add --dtype float16")
@@ -351,6 +360,7 @@ class NestedFPConfig(QuantizationConfig):
         op.register()
         versions.mark(config)
         assembler.choose(Path(torch.__file__).parent)
+        loading.follow_transformers()
         overlap.enable(config)
         norms.enable(config)
         from . import attention  # imports all of FlashAttention: not in processes without such a model
@@ -360,7 +370,7 @@ class NestedFPConfig(QuantizationConfig):
         self.keeps_scales = (getattr(config, "weight_transfer_config", None) is not None
                              or bool(getattr(config.model_config, "enable_sleep_mode", False)))
         if by_rows and threshold is not None:
-            op.Step.threshold = threshold
+            op.Step.threshold, op.Step.forced = threshold, None  # None, whatever an engine before it left
 
 
 def _find_at_once() -> None:
@@ -377,4 +387,5 @@ def register() -> None:
     _find_at_once()
     checkpoint.install_loader()
     metrics.install_field()
+    metrics.install_logger()
     loading.install()

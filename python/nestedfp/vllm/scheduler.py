@@ -109,21 +109,23 @@ class _ChoosesPrecision:
             self.nestedfp_ended[name] = target
 
     def nestedfp_late(self, scheduled: dict[str, int], tokens: int, now_s: float) -> bool:
-        wanted = []
+        wanted, waits = [], None
+        under_way = self.nestedfp_clock.requests_under_way()
         for name, target in self.nestedfp_targets.items():
-            count, request = scheduled.get(name), self.requests.get(name)
-            if request is None:
+            count = scheduled.get(name)
+            if count is None:  # of thousands that wait, say, one decides
+                if (target.first_s is None and target.ttft_s is not None and name not in under_way
+                        and (waits is None or target.due(0) < waits.due(0))):
+                    waits = target
                 continue
-            in_flight = self.nestedfp_clock.in_flight(name)
-            if count is None:
-                if target.first_s is None and in_flight == 0:  # it waits: this step, and one of its own at least
-                    wanted.append(Wanted(target, 2))
-                continue
-            missing = request.num_prompt_tokens - request.num_computed_tokens
-            if target.first_s is None and missing > 0:
-                wanted.append(Wanted(target, 1 + -(-missing // count)))
+            request, in_flight = self.requests[name], self.nestedfp_clock.in_flight(name)
+            if request.is_prefill_chunk:  # of a prompt, or of all that it had before it was preempted
+                missing = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
+                wanted.append(Wanted(target, 1 + -(-missing // count), in_flight))
             else:
                 wanted.append(Wanted(target, 1, in_flight))
+        if waits is not None:
+            wanted.append(Wanted(waits, 2))  # this step, and one of its own at least
         return self.nestedfp_clock.late(wanted, tokens, now_s)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -170,13 +172,14 @@ class _ChoosesPrecision:
         if number is not None and (ended := self.nestedfp_clock.ended(number, now_s)) is not None:
             precision, seconds = ended
             self.nestedfp_counts.add("seconds_fp8" if precision == FP8 else "seconds_fp16", seconds)
+        before = dict(self.nestedfp_targets)
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
-        if self.nestedfp_targets or self.nestedfp_ended:
+        if before or self.nestedfp_ended:
             for one in (output for group in outputs.values() for output in group.outputs):
                 target = self.nestedfp_ended.get(one.request_id) or self.nestedfp_targets.get(one.request_id)
-                if target is None:
+                if target is None or target is not before.get(one.request_id):  # of input that begins in this update
                     continue
-                if one.new_token_ids:
+                if one.new_token_ids or one.pooling_output is not None:
                     target.came(len(one.new_token_ids), now_s)
                 if one.finish_reason is not None:
                     self.nestedfp_count(target)

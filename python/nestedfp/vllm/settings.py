@@ -55,6 +55,9 @@ class Settings:
         kind, _, tokens = self.policy.partition(":")
         return int(tokens) if kind == "threshold" and tokens.isdecimal() else None
 
+    def has_targets(self) -> bool:
+        return self.slo_ttft_ms is not None or self.slo_tpot_ms is not None
+
 
 def current() -> Settings:
     """Of the vLLM configuration that is being worked on."""

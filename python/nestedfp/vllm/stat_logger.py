@@ -1,4 +1,4 @@
-"""The plugin's Prometheus metrics, beside vLLM's at /metrics: entry point vllm.stat_logger_plugins."""
+"""The plugin's Prometheus metrics, beside vLLM's at /metrics."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ _COUNTERS = {
 
 
 class StatLogger(AggregateStatLoggerBase):
-    """Counts nothing where nestedfp's scheduler does not run."""
+    """Of models of nestedfp (metrics.install_logger). Counts nothing where nestedfp's scheduler does not run."""
 
     made: dict[str, Any] = {}  # Prometheus takes a name once for each process
 
     def __init__(self, vllm_config: Any, engine_indexes: list[int]):
         model = vllm_config.model_config.served_model_name
         self.children: dict[tuple[int, str], Any] = {}
-        if vllm_config.model_config.quantization != "nestedfp":
-            return
         for name, text, precision in _COUNTERS.values():
             if name not in self.made:
                 labels = ["model_name", "engine", *(["precision"] if precision else [])]

@@ -80,7 +80,9 @@ def _by_precision(kind: type, table: str) -> None:
         setattr(self, table, ByPrecision())
 
 
-def _encoders_in_both(capture: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+def _encoders_in_both(capture: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if Step.forced is None:  # of an engine behind one of this worker's, in one process
+        return capture(*args, **kwargs)
     for precision in (FP8, FP16):
         with forced(precision):
             capture(*args, **kwargs)
@@ -119,6 +121,8 @@ def _with_warm_up(create_forward: Callable[..., Any], warm_up: Callable[[Callabl
 def _in_both(capture: Callable[..., Any], self: Any, create_forward: Callable[..., Any], *args: Any,
              **kwargs: Any) -> Any:
     """CudaGraphManager.capture(self, create_forward_fn, ...), vLLM's second runner's."""
+    if Step.forced is None:
+        return capture(self, create_forward, *args, **kwargs)
     states = ByPrecision()  # of attention; graphs of a draft model take those that the model's of their precision fill
     gc.freeze()  # as the first runner does: the collector would look at all that has been loaded again and again
     try:
@@ -198,6 +202,10 @@ class Worker(GpuWorker):
         # Of warm-up and profiling runs; execute_model sets each step's own.
         Step.forced = FP16
         return result
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        Step.forced = None  # another engine in this process may have another worker
 
     def determine_available_memory(self) -> int:
         # FP8 needs room for activations in E4M3 too: the profile is of the larger.

@@ -213,9 +213,8 @@ MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool c
   Fields fields(body);
   Json chat = Json::object();
   dialect::pass_on(fields, &chat);
-  for (const char* other : {"stop", "metadata"}) chat.erase(other);
+  chat.erase("metadata");
   std::vector<std::string> ignored;
-  if (fields.find("stop") != nullptr) ignored.emplace_back("stop");
 
   const Unknown unknown = {limits, &ignored};
   NFP_API_TRY(read_messages(fields, unknown, &chat));

@@ -29,7 +29,6 @@ void pass_on(Fields& fields, Json* chat) {
                            "frequency_penalty",
                            "repetition_penalty",
                            "seed",
-                           "stop",
                            "stop_token_ids",
                            "include_stop_str_in_output",
                            "ignore_eos",

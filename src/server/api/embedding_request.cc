@@ -64,6 +64,9 @@ MaybeError parse_embedding(const Json& body, const RequestLimits& limits, Embedd
   if (!endianness.empty() && endianness != "little" && endianness != "native") {
     return bad_request("endianness", "'endianness' must be little or native", "unsupported_parameter");
   }
+  for (const std::string_view name : {"chat_template", "mm_processor_kwargs"}) {
+    NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
+  }
   return fields.rest(limits, &common.ignored);
 }
 

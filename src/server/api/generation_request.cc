@@ -324,9 +324,10 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
     return bad_request("spaces_between_special_tokens", "'spaces_between_special_tokens': only true is supported",
                        "unsupported_parameter");
   }
+  fields.without_effect("length_penalty");  // of beam search; vLLM's clients send its default, 1
   for (const std::string_view name :
        {"use_beam_search", "allowed_token_ids", "bad_words", "logits_processors", "kv_transfer_params", "vllm_xargs",
-        "guided_decoding_backend", "guided_whitespace_pattern", "prompt_embeds", "request_id", "mm_processor_kwargs"}) {
+        "guided_decoding_backend", "guided_whitespace_pattern", "prompt_embeds", "mm_processor_kwargs"}) {
     NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
   }
   return std::nullopt;
@@ -553,7 +554,6 @@ MaybeError parse_completion(const Json& body, const RequestLimits& limits, Gener
                                         out->best_of, limits.max_choices));
   }
   NFP_API_TRY(fields.unsupported("suffix", "inserting text in the middle needs a model trained for it"));
-  NFP_API_TRY(fields.unsupported("length_penalty", "there is no beam search"));
   return fields.rest(limits, &out->ignored);
 }
 

@@ -30,6 +30,7 @@ struct RequestLimits {
   int max_schema_bytes = 64 << 10;    // of all tools' parameters together, as JSON
   int max_grammar_bytes = 256 << 10;  // schema, regex, grammar, or all choices together
   bool strict = false;                // unknown fields are errors; else they are ignored, and the client is told
+  bool keep_responses = true;         // of the Responses API, where a request does not say otherwise
 };
 
 // A constraint on the text, to be compiled for the model's vocabulary (server/grammar).

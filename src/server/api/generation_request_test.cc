@@ -119,6 +119,9 @@ TEST(GenerationRequest, NamesWhatItDoesNotSupport) {
   // Inert values ask for nothing.
   EXPECT_FALSE(completion(R"({"prompt":"a","use_beam_search":false,"suffix":""})").error);
   EXPECT_FALSE(chat_with(R"("store":false,"functions":null,"modalities":["text"],"service_tier":"auto")").error);
+  // So does vLLM's default of a field of beam search, which its clients send.
+  EXPECT_FALSE(completion(R"({"prompt":"a","length_penalty":1.0})").error);
+  EXPECT_FALSE(chat_with(R"("length_penalty":1.0)").error);
 }
 
 // Not "'type' must be a string" where several objects of a request have a type.

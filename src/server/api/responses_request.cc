@@ -316,7 +316,9 @@ MaybeError read_responses(const Json& body, const RequestLimits& limits, Respons
     out->instructions = *instructions;
   }
   NFP_API_TRY(fields.get("previous_response_id", &out->previous));
+  if (const Json* stop = fields.find("stop")) chat["stop"] = *stop;
   NFP_API_TRY(fields.get("store", &out->store));
+  if (!limits.keep_responses) out->store = false;
 
   if (const Json* tools = fields.find("tools")) {
     Json known;

@@ -63,6 +63,7 @@ Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) 
   state_->workers = workers_.get();
   state_->grammar_workers = grammar_workers_.get();
   state_->limits = options_.limits;
+  state_->limits.keep_responses = options_.response_store_bytes > 0;
   state_->tool_format = tools;
   state_->reasoning_format = reasoning;
   state_->default_precision = options_.default_precision;

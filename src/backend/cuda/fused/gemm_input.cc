@@ -53,6 +53,17 @@ Status check_call(const GemmInputCall& c) {
   if (c.source == GemmInputCall::Source::kGeglu && c.bf16) return bad("bf16", "does not go with kGeglu");
   if (c.residual != nullptr && (!norm || c.ldr < c.k)) return bad("residual", "belongs to kNorm, with ldr >= k");
   if (c.h != nullptr && c.residual == nullptr) return bad("h", "belongs to a norm with a residual");
+  if (c.all_reduce != nullptr) {
+    if (c.source != GemmInputCall::Source::kNorm || c.residual == nullptr || c.weight_f32) {
+      return bad("all_reduce", "belongs to kNorm with a residual and weights of 16 bits");
+    }
+    if (c.batch_invariant) return bad("batch_invariant", "does not go with all_reduce");
+    if (c.m > max_reduced_rows(c.k)) return bad("m", "must be at most max_reduced_rows(k) with all_reduce");
+    NFP_RETURN_IF_ERROR(c.all_reduce->check());
+    if (static_cast<size_t>(c.m * c.k) * sizeof(uint16_t) > c.all_reduce->most_bytes()) {
+      return bad("all_reduce", "has buffers for fewer rows");
+    }
+  }
   if (c.y_f16 == nullptr && c.y_e4m3 == nullptr) return bad("y_f16 and y_e4m3", "are both null");
   if (c.y_f16 != nullptr && c.ldy < c.k) return bad("ldy", "is smaller than a row");
   if (c.y_e4m3 != nullptr) {
@@ -67,6 +78,15 @@ Status check_call(const GemmInputCall& c) {
     return bad("place", "belongs to kPlain, with 1 to 32 copies and without y_f16");
   }
   return experts ? check_experts(c) : ok_status();
+}
+
+AllReduceParams params_of(const AllReduce& c) {
+  AllReduceParams p{};
+  for (int i = 0; i < c.ranks; ++i) p.buffers[i] = static_cast<uint8_t*>(c.buffers[static_cast<size_t>(i)]);
+  p.part_bytes = static_cast<int64_t>(c.most_bytes());
+  p.rank = c.rank;
+  p.ranks = c.ranks;
+  return p;
 }
 
 Status quantise_rows(const GemmInputCall& c, CUstream_st* stream) {
@@ -121,6 +141,10 @@ Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
   if (experts && !is_aligned) {
     return error(ErrorCode::kUsage, "gemm_input: experts needs weight and rows that are 16-byte aligned");
   }
+  const bool reduced = c.all_reduce != nullptr;
+  if (reduced && !is_aligned) {
+    return error(ErrorCode::kUsage, "gemm_input: all_reduce needs rows that are 16-byte aligned, k a multiple of 8");
+  }
   const bool plain = c.source == GemmInputCall::Source::kPlain;
   if (c.place != nullptr && !is_aligned) {
     return error(ErrorCode::kUsage,
@@ -140,6 +164,12 @@ Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
   constexpr int64_t kFewRows = 64;
   p.blocks = 1;
   const bool shared_rows = c.m <= kFewRows && !c.batch_invariant;
+  // A sum over GPUs travels faster from more SMs, a group of columns a thread.
+  constexpr int kFewColumns = 1024;
+  while (reduced && p.blocks < kMaxRowBlocks && c.m * p.blocks * 2 <= kMaxReducedBlocks &&
+         p.padded_k / p.blocks > kFewColumns) {
+    p.blocks *= 2;
+  }
   while (shared_rows && p.blocks < kMaxRowBlocks && p.padded_k / p.blocks > 8192) p.blocks *= 2;
   p.block_columns = (p.padded_k + p.blocks * 128 - 1) / (p.blocks * 128) * 128;
   const int groups = p.block_columns / 8;
@@ -149,17 +179,19 @@ Status prepare_gemm_input(const GemmInputCall& c, CUstream_st* stream) {
   while (vectors * 512 < groups || (small_blocks && vectors < kMaxVectors && vectors * 128 < groups)) vectors *= 2;
   int threads = (groups + vectors * 32 - 1) / (vectors * 32) * 32;
   const void* function =
-      gemm_input_function(static_cast<GemmInputSource>(c.source), c.bf16, c.weight_f32, is_aligned, vectors);
+      gemm_input_function(reduced ? GemmInputSource::kReducedNorm : static_cast<GemmInputSource>(c.source), c.bf16,
+                          c.weight_f32, is_aligned, vectors);
   // Many norms do too, which add in the order of the larger blocks.
-  if (c.source == GemmInputCall::Source::kNorm && is_aligned && vectors <= 2 && c.m >= kManyNormRows && threads > 256 &&
-      threads % 64 == 0) {
+  if (c.source == GemmInputCall::Source::kNorm && !reduced && is_aligned && vectors <= 2 && c.m >= kManyNormRows &&
+      threads > 256 && threads % 64 == 0) {
     threads /= 2;
     function = halved_norm_function(c.bf16, c.weight_f32, 2 * vectors);
   }
   const auto shared = static_cast<size_t>(c.y_e4m3 != nullptr ? p.block_columns : 0);
   const LaunchShape shape{static_cast<int>(c.m) * p.blocks, p.blocks, threads, shared, c.dependent_launch};
-  void* arguments[] = {&p};
-
+  ReducedNormParams with_reduce{p, {}};
+  if (reduced) with_reduce.reduce = params_of(*c.all_reduce);
+  void* arguments[] = {reduced ? static_cast<void*>(&with_reduce) : &p};
   return launch("gemm_input", function, shape, arguments, stream);
 }
 

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "backend/cuda/experts/row_sum.cuh"
+#include "backend/cuda/fused/all_reduce.cuh"
 #include "backend/cuda/fused/arithmetic.cuh"
 #include "backend/cuda/fused/gemm_input_kernel.h"
 #include "backend/cuda/gemm/plan/layout.h"
@@ -165,8 +166,10 @@ __device__ __forceinline__ void now(uint32_t& v) { asm volatile("" : "+r"(v)); }
 template <GemmInputSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors>
 struct RowPart {
   static constexpr bool kExperts = kSource == GemmInputSource::kExperts;
-  static constexpr bool kNorm = kSource == GemmInputSource::kNorm || kExperts;
-  using Params = std::conditional_t<kExperts, ExpertsNormParams, GemmInputParams>;
+  static constexpr bool kReduced = kSource == GemmInputSource::kReducedNorm;
+  static constexpr bool kNorm = kSource == GemmInputSource::kNorm || kExperts || kReduced;
+  using Params =
+      std::conditional_t<kExperts, ExpertsNormParams, std::conditional_t<kReduced, ReducedNormParams, GemmInputParams>>;
   static constexpr bool kGelu = kSource == GemmInputSource::kGeglu;
   static constexpr bool kGated = kSource == GemmInputSource::kSwiglu || kGelu;
   // What a row is made of stays in registers as 16-bit numbers, which leave room for more rows on an SM; what SwiGLU
@@ -178,7 +181,7 @@ struct RowPart {
   // FP32 weights take twice the registers.
   static constexpr bool kEarlyWeight = kNorm && (kWeightF32 ? kVectors <= 2 : kVectors <= 4);
   static constexpr int kWeights = kEarlyWeight ? kVectors : 1;
-  static constexpr bool kEarlyPlace = kVectors <= 2;
+  static constexpr bool kEarlyPlace = kVectors <= (kReduced ? 1 : 2);
 
   int64_t token;
   int64_t begin, end;  // the block's columns
@@ -188,6 +191,7 @@ struct RowPart {
   uint4 weight[kWeights];
   float weight_f32[kWeightF32 ? kWeights : 1][8];
   RowExperts experts;
+  RankParts parts;
   uint32_t place[kEarlyPlace ? kVectors : 1][4];
 
   __device__ __forceinline__ RowPart(const GemmInputParams& p, int64_t row, uint32_t rank)
@@ -234,6 +238,30 @@ struct RowPart {
       if constexpr (kExperts) {
         raw[i] = sum_of_experts(p.experts, experts, token, static_cast<int>(first), first < end);
       }
+    }
+  }
+  // kReducedNorm: this GPU's part of group i goes to the others, and the sum of all takes its place.
+  __device__ __forceinline__ uint32_t part_offset(const Params& p, int i) const {
+    return static_cast<uint32_t>(token * p.k + column_of(i)) * uint32_t{sizeof(uint16_t)};
+  }
+  __device__ __forceinline__ void send(const Params& p, int i) const {
+    if constexpr (kReduced) {
+      if (column_of(i) >= end) return;
+      parts.send(p.reduce, part_offset(p, i), raw[i]);
+    }
+  }
+  __device__ __forceinline__ void receive(const Params& p, int i) {
+    if constexpr (kReduced) {
+      if (column_of(i) >= end) return;
+      float sum[8] = {};
+#pragma unroll 1
+      for (int from = 0; from < p.reduce.ranks; ++from) {
+        float part[8];
+        widen8<kBf16>(from == p.reduce.rank ? raw[i] : parts.receive(p.reduce, from, part_offset(p, i)), part);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sum[j] += part[j];
+      }
+      raw[i] = narrow8<kBf16>(sum);
     }
   }
   __device__ __forceinline__ void load_weight(const GemmInputParams& p, int i) {
@@ -323,8 +351,13 @@ __device__ __forceinline__ void store_codes(uint8_t* codes, int made, int column
 
 // kHalved: a thread does what two of a block of twice the size do, and its sums are added as theirs: the same bits.
 template <GemmInputSource kSource, bool kBf16, bool kWeightF32, bool kAligned, int kVectors, bool kHalved = false>
-__global__ __launch_bounds__(kHalved ? 256 : 512, kHalved ? (kVectors == 2 ? 4 : 2) : 0) void gemm_input_kernel(
-    const typename RowPart<kSource, kBf16, kWeightF32, kAligned, kVectors>::Params p) {
+__global__ __launch_bounds__(
+    kHalved ? 256 : 512, kHalved
+                             ? (kVectors == 2 ? 4 : 2)
+                             : (kSource == GemmInputSource::kReducedNorm
+                                    ? kReducedBlocks
+                                    : 0)) void gemm_input_kernel(const typename RowPart<kSource, kBf16, kWeightF32,
+                                                                                        kAligned, kVectors>::Params p) {
   using Part = RowPart<kSource, kBf16, kWeightF32, kAligned, kVectors>;
   extern __shared__ uint8_t codes[];  // one row of E4M3 in the GEMM's order
   __shared__ float2 scratch[32];
@@ -354,22 +387,32 @@ __global__ __launch_bounds__(kHalved ? 256 : 512, kHalved ? (kVectors == 2 ? 4 :
   for (bool real = !kRehearses || !p.rehearses;; real = true) {
     if (real) ptx::dependency_wait();
     if (real && !early_routes) part.find_experts(p);
+    if constexpr (Part::kReduced) {
+      if (real) part.parts.begin(p.reduce);
+    }
     if constexpr (kRehearses) part.end = real ? end : part.begin;
     if constexpr (Part::kEarlyLoads) {
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) part.load(p, i);
     }
+    // All of it, before anything is waited for.
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) part.send(p, i);
     constexpr int kSets = kHalved ? 2 : 1;
     Totals of_thread[kSets]{};
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       if constexpr (!Part::kEarlyLoads) part.load(p, i);
+      part.receive(p, i);
       part.make(p, i, of_thread[i % kSets]);
     }
     Totals totals = of_thread[0];
     if (Part::kNorm || has_codes) {
       totals = reduce(of_thread, scratch);
       if (p.blocks > 1) totals = parts.add(totals, p.blocks, rank, real ? 1 : 0);
+    }
+    if constexpr (Part::kReduced) {
+      if (real && threadIdx.x == 0) part.parts.end(p.reduce);
     }
     // The norm's factor is the row's, so the largest magnitude needs no second reduction.
     const float factor = Part::kNorm ? rsqrtf(totals.sum / static_cast<float>(p.k) + p.epsilon) : 1.0f;
@@ -405,6 +448,13 @@ const void* function_for(bool is_aligned, int vectors) {
   }
 }
 
+template <bool kBf16>
+const void* reduced_norm_function(int vectors) {
+  constexpr auto kSource = GemmInputSource::kReducedNorm;
+  return vectors == 1 ? reinterpret_cast<const void*>(&gemm_input_kernel<kSource, kBf16, false, true, 1>)
+                      : reinterpret_cast<const void*>(&gemm_input_kernel<kSource, kBf16, false, true, 2>);
+}
+
 }  // namespace
 
 const void* gemm_input_function(GemmInputSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors) {
@@ -421,6 +471,8 @@ const void* gemm_input_function(GemmInputSource source, bool bf16, bool weight_f
                   : function_for<GemmInputSource::kSwiglu, false, false>(is_aligned, vectors);
     case GemmInputSource::kGeglu:
       return function_for<GemmInputSource::kGeglu, false, false>(is_aligned, vectors);
+    case GemmInputSource::kReducedNorm:
+      return bf16 ? reduced_norm_function<true>(vectors) : reduced_norm_function<false>(vectors);
     case GemmInputSource::kExperts:
       return vectors == 1
                  ? reinterpret_cast<const void*>(&gemm_input_kernel<GemmInputSource::kExperts, false, true, true, 1>)

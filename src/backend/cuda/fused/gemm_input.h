@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/fused/all_reduce.h"
 #include "backend/expert_routes.h"
 #include "base/result.h"
 
@@ -41,6 +42,10 @@ struct GemmInputCall {
   // kExperts: the sum, of m rows of k features; out is not written. Rows are 16-byte aligned and k a multiple of 8, at
   // most kMaxExpertColumns.
   const CombineExpertsArgs* experts = nullptr;
+  // kNorm with residual and weights of 16 bits: x is this GPU's part of a sum over a group's, which is rounded to x's
+  // type before it is added to the residual. Rows are 16-byte aligned and k a multiple of 8. At most
+  // max_reduced_rows(k) rows, and most_bytes(). Null = x is whole.
+  const AllReduce* all_reduce = nullptr;
   void* h = nullptr;      // kNorm with residual: [m, k], ldr elements from row to row; null = residual
   void* y_f16 = nullptr;  // [m, k], may be x where both have k columns; null = not wanted
   int64_t ldy = 0;
@@ -57,6 +62,10 @@ struct GemmInputCall {
 
 inline constexpr int64_t kMaxColumns = 32768;
 inline constexpr int64_t kMaxExpertColumns = 8192;
+// A call's blocks with all_reduce: each waits for the same row's on the other GPUs, so all are on a GPU together (of
+// 132 SMs; of fewer, in the order in which they start).
+inline constexpr int64_t kMaxReducedBlocks = 256;
+constexpr int64_t max_reduced_rows(int64_t k) { return k <= 8192 ? kMaxReducedBlocks : kMaxReducedBlocks / 4; }
 
 // Enqueues one kernel. No allocation, no synchronisation. kUsage for shapes and pointers that do not fit.
 Status prepare_gemm_input(const GemmInputCall& call, CUstream_st* stream);

@@ -3,14 +3,17 @@
 
 #include <cstdint>
 
+#include "backend/cuda/fused/all_reduce_kernel.h"
 #include "backend/expert_routes.h"
 
 namespace nfp::cuda {
 
-enum class GemmInputSource : uint8_t { kPlain, kNorm, kSwiglu, kGeglu, kExperts };  // GemmInputCall::Source
+// GemmInputCall::Source, and kNorm with all_reduce.
+enum class GemmInputSource : uint8_t { kPlain, kNorm, kSwiglu, kGeglu, kExperts, kReducedNorm };
 
 inline constexpr int kMaxRowBlocks = 4;
-inline constexpr int kMaxVectors = 8;  // groups of eight columns a thread
+inline constexpr int kReducedBlocks = 2;  // of kReducedNorm, that an SM holds at least
+inline constexpr int kMaxVectors = 8;     // groups of eight columns a thread
 
 struct GemmInputParams {
   const void* x;
@@ -36,9 +39,13 @@ struct ExpertsNormParams : GemmInputParams {
   CombineExpertsArgs experts;
 };
 
-// Takes GemmInputParams, or for kExperts ExpertsNormParams. is_aligned: all rows (and FP32 weights) are 16-byte aligned
-// and k is a multiple of 8; vectors is 1, 2, 4 or kMaxVectors, and kMaxVectors unless is_aligned, and of kExperts,
-// which is aligned, 1 or 2. weight_f32: of a norm.
+struct ReducedNormParams : GemmInputParams {
+  AllReduceParams reduce;
+};
+
+// Takes GemmInputParams, or for kExperts ExpertsNormParams and for kReducedNorm ReducedNormParams. is_aligned: all rows
+// (and FP32 weights) are 16-byte aligned and k is a multiple of 8; vectors is 1, 2, 4 or kMaxVectors, and kMaxVectors
+// unless is_aligned, and of kExperts and kReducedNorm, which are aligned, 1 or 2. weight_f32: of a norm.
 const void* gemm_input_function(GemmInputSource source, bool bf16, bool weight_f32, bool is_aligned, int vectors);
 // Of an aligned norm with half as many threads, of 2 or 4 groups of columns each: the bits of 1 or 2 groups and all
 // threads.

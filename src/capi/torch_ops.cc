@@ -154,6 +154,13 @@ class Call {
     return Rows{kept->data(), m, k};
   }
 
+  // What is added to m rows of k columns, row behind row; a copy, which `kept` holds, where it does not lie so.
+  Result<const void*> residual(const TorchTensor& given, int64_t m, int64_t k, TorchTensor* kept) {
+    NFP_ASSIGN_OR_RETURN(const Rows added, rows(given, k, true, kept));
+    if (added.m == m) return added.data;
+    return nfp::error(ErrorCode::kUsage, "x and residual have different numbers of rows");
+  }
+
   // Made once for a weight.
   Result<nfp_linear*> linear(TorchTensor upper, TorchTensor lower, TorchTensor scale, int64_t n, int64_t k,
                              int64_t join) {
@@ -287,12 +294,10 @@ Status run(StableValue* stack) {
   NFP_ASSIGN_OR_RETURN(TorchTensor y, call.empty(rows.m, columns, at.dtype));
   nfp_norm norm{sizeof(nfp_norm), nullptr, epsilon, nullptr, nullptr, k, nullptr};
   if constexpr (kind == Kind::kNorm) {
-    NFP_ASSIGN_OR_RETURN(const Rows added, call.rows(residual, k, true, &residual_copy));
-    if (added.m != rows.m) return nfp::error(ErrorCode::kUsage, "x and residual have different numbers of rows");
+    NFP_ASSIGN_OR_RETURN(norm.residual, call.residual(residual, rows.m, k, &residual_copy));
     NFP_ASSIGN_OR_RETURN(h, call.empty(rows.m, k, at.dtype));
     NFP_RETURN_IF_ERROR(call.is_norm_weight(norm_weight, k));
     norm.weight = norm_weight.data();
-    norm.residual = added.data;
     norm.h = h.data();
     NFP_ASSIGN_OR_RETURN(norm.all_reduce, call.all_reduce(reduce));
   }
@@ -347,8 +352,7 @@ Status run_norm(StableValue* stack) {
   all.torch.get_numel(weight.get(), &k);
   TorchTensor x_copy, residual_copy;
   NFP_ASSIGN_OR_RETURN(const Rows rows, call.rows(x, k, false, &x_copy));
-  NFP_ASSIGN_OR_RETURN(const Rows added, call.rows(residual, k, true, &residual_copy));
-  if (added.m != rows.m) return nfp::error(ErrorCode::kUsage, "x and residual have different numbers of rows");
+  NFP_ASSIGN_OR_RETURN(const void* const added, call.residual(residual, rows.m, k, &residual_copy));
   NFP_RETURN_IF_ERROR(call.is_norm_weight(weight, k));
   NFP_ASSIGN_OR_RETURN(TorchTensor y, call.empty(rows.m, k, at.dtype));
   NFP_ASSIGN_OR_RETURN(TorchTensor h, call.empty(rows.m, k, at.dtype));
@@ -365,7 +369,7 @@ Status run_norm(StableValue* stack) {
     norm.weight = weight.data();
     norm.epsilon = epsilon;
     norm.independent_start = kernels.independent_start;
-    norm.residual = const_cast<void*>(added.data);  // not written: h has its own place
+    norm.residual = const_cast<void*>(added);  // not written: h has its own place
     norm.h = h.data();
     norm.y = y.data();
     NFP_ASSIGN_OR_RETURN(norm.all_reduce, call.all_reduce(reduce));

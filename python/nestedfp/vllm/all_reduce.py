@@ -66,11 +66,6 @@ def _reduce_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     return torch.ops.nestedfp.norm(x, residual, weight, epsilon, reduce)
 
 
-def _reduce_norm_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
-                      group: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape), residual.new_empty(residual.shape)
-
-
 def _reduce_norm_linear(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
                         upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None,
                         n: int, k: int, join: int, swiglu: bool, group: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,18 +75,11 @@ def _reduce_norm_linear(x: torch.Tensor, residual: torch.Tensor, weight: torch.T
                                           reduce)
 
 
-def _reduce_norm_linear_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
-                             upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor,
-                             bias: torch.Tensor | None, n: int, k: int, join: int, swiglu: bool,
-                             group: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.new_empty((x.shape[0], n // 2 if swiglu else n)), residual.new_empty(residual.shape)
-
-
 def register() -> None:
     """The operators; for graphs out of vLLM's compile cache too. Idempotent."""
     if not hasattr(torch.ops.nestedfp, "reduce_norm_linear"):
-        op.define("reduce_norm", _reduce_norm_fake, _reduce_norm)
-        op.define("reduce_norm_linear", _reduce_norm_linear_fake, _reduce_norm_linear)
+        op.define("reduce_norm", op.norm_fake, _reduce_norm)
+        op.define("reduce_norm_linear", op.norm_linear_fake, _reduce_norm_linear)
 
 
 def enable(config: Any) -> str | None:
@@ -104,7 +92,6 @@ def enable(config: Any) -> str | None:
     if (config.parallel_config.tensor_parallel_size != RANKS
             or config.compilation_config.mode != CompilationMode.VLLM_COMPILE):
         return None
-
     group = get_tp_group()
     custom = getattr(group.device_communicator, "ca_comm", None)
     if custom is None or custom.disabled or _group.name not in (None, group.unique_name):

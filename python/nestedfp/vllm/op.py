@@ -168,7 +168,7 @@ def _swiglu_fake(x: torch.Tensor, upper: torch.Tensor, lower: torch.Tensor, scal
     return x.new_empty((x.shape[0], n // 2))
 
 
-def _norm_linear_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
+def norm_linear_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
                       upper: torch.Tensor, lower: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, n: int,
                       k: int, join: int, swiglu: bool, reduce: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """h = x + residual; linear or swiglu of RMSNorm(h), and h. `norms` puts it in. reduce: x is a rank's part of a sum
@@ -176,7 +176,7 @@ def _norm_linear_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Ten
     return x.new_empty((x.shape[0], n // 2 if swiglu else n)), residual.new_empty(residual.shape)
 
 
-def _norm_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
+def norm_fake(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float,
                reduce: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """h = x + residual; RMSNorm(h), and h. reduce: as norm_linear's."""
     return x.new_empty(x.shape), residual.new_empty(residual.shape)
@@ -191,15 +191,16 @@ def register() -> None:
     if _namespace is not None:
         return
     _namespace = torch.library.Library("nestedfp", "FRAGMENT")
-    for name, fake in (("linear", _linear_fake), ("swiglu", _swiglu_fake), ("norm_linear", _norm_linear_fake),
-                       ("norm", _norm_fake)):
+    for name, fake in (("linear", _linear_fake), ("swiglu", _swiglu_fake), ("norm_linear", norm_linear_fake),
+                       ("norm", norm_fake)):
         define(name, fake)
 
 
 def define(name: str, fake: Callable[..., Any], on_gpus: Callable[..., Any] | None = None) -> None:
-    """One operator, after register(). ``on_gpus``: what it does there, where that is not libnestedfp's."""
+    """One operator, after register(). ``on_gpus``: what it does there, where that is not libnestedfp's; ``fake`` then
+    takes as many arguments."""
     assert _namespace is not None
-    _namespace.define(name + torch.library.infer_schema(fake, mutates_args=()))
+    _namespace.define(name + torch.library.infer_schema(on_gpus or fake, mutates_args=()))
     _namespace._register_fake(name, fake)
     if on_gpus is not None:
         _namespace.impl(name, on_gpus, "CUDA")

@@ -104,6 +104,7 @@ Status run(ServeFlags& flags) {
 
   // Everything the engine runs on outlives the service.
   std::unique_ptr<LoadedModel> loaded;
+  SamplingDefaults sampling;
   ServingEngine engine;
   Lap lap;
   StartSeconds took;
@@ -116,7 +117,7 @@ Status run(ServeFlags& flags) {
     flags.load.context = flags.engine.max_context;
     flags.load.context_flag = "--max-model-len";
     flags.load.before_weights = [&](const LoadedModel& opened) -> Status {
-      NFP_RETURN_IF_ERROR(load_sampling_defaults(*opened.source, flags.generation_config));
+      NFP_ASSIGN_OR_RETURN(sampling, load_sampling_defaults(*opened.source, flags.generation_config));
       return server::check_chat_template(flags.service.chat_template, facts_of(opened, flags));
     };
     flags.calibration.model = flags.model;
@@ -146,7 +147,7 @@ Status run(ServeFlags& flags) {
   took.engine = lap();
 
   server::ServedModel::Facts facts = facts_of(*loaded, flags);
-  NFP_ASSIGN_OR_RETURN(facts.sampling, load_sampling_defaults(*loaded->source, flags.generation_config));
+  facts.sampling = std::move(sampling);
   const EngineConfig made = engine.engine->config();
   const int32_t max_context = engine.engine->bounds().max_context;
   if (max_context < flags.engine.max_context) {

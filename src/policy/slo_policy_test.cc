@@ -102,6 +102,24 @@ TEST(SloPolicy, APaceThatNothingKeepsDoesNotStarvePrompts) {
   EXPECT_GT(decision.chunks.back().tokens, 16);
 }
 
+TEST(SloPolicy, ATargetThatNothingKeepsLeavesOthersTheirs) {
+  // FP8 keeps the pace of the 63, FP16 does not. No level keeps that of one more.
+  std::vector<SequenceState> sequences(64, decoding(1000, 0.010, 0.010));
+  StepWork decodes;
+  for (int i = 0; i < 64; ++i) decodes.add(1, 1000);
+  ASSERT_GT(model().seconds(0, decodes), 0.010);
+  ASSERT_LT(model().seconds(1, decodes), 0.009);
+  ASSERT_LT(model().seconds(0, decodes), 2 * model().seconds(1, decodes));
+  const StepDecision before = slo()->decide(state_of(sequences, 0));
+  EXPECT_EQ(before.precision, Precision::kFp8W8A8);
+  sequences.back() = decoding(1000, -1, 0.001);
+  EXPECT_EQ(slo()->decide(state_of(sequences, 0)).precision, Precision::kFp8W8A8);
+  sequences.push_back(prompt(2000, 0, 10));
+  const StepDecision decision = slo()->decide(state_of(sequences, 0));
+  EXPECT_EQ(decision.precision, Precision::kFp8W8A8);
+  EXPECT_LE(decision.predicted_s, 0.010 + 1e-9);
+}
+
 TEST(SloPolicy, WithStepsAheadEachIsShorter) {
   // A newcomer waits for all of them.
   const auto predicted = [](int32_t ahead) {

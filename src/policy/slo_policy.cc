@@ -359,7 +359,7 @@ double SloPolicy::shared_s(const Pace& pace, const Prefill& prefill, int32_t con
 std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand& demand, const Pace& pace) {
   const bool choice = harm(model_.levels()[levels_.back()].fp8_share, false) > 0;
   const bool asked = demand.decodes.tokens > 0 && !demand.prefills.empty() && demand.prefills.front().rank != kLost;
-  if (!asked || !choice || model_.exact_level() >= model_.levels().size()) {
+  if (!asked || !choice) {
     shared_arrival_ = -kNever;
     return std::nullopt;
   }
@@ -622,6 +622,11 @@ std::optional<SloOptions::Levels> parse_slo_levels(std::string_view text) {
 }
 
 Result<std::unique_ptr<PrecisionPolicy>> make_slo_policy(StepModel model, const SloOptions& options) {
+  if (model.exact_level() >= model.levels().size()) {
+    return error(ErrorCode::kUsage,
+                 "the step times have no FP16 level, by which 'slo' decides; measure it too, with nestedfp bench MODEL "
+                 "steps");
+  }
   auto policy = std::make_unique<SloPolicy>(std::move(model), options);
   if (policy->levels() == 0) {
     return error(ErrorCode::kUsage, "the step times have no level that the policy '{}' could choose", policy->name());

@@ -263,6 +263,21 @@ TEST(SloPolicy, NeedsTheLevelsThatItIsToChooseFrom) {
   EXPECT_EQ((*made)->decide(state_of({prompt(2000, 0, 0.001)}, 0)).precision, Precision::kFp16);
 }
 
+// What exact requests take, and decodes beside prompts in FP8, is looked up there.
+TEST(SloPolicy, NeedsFp16) {
+  StepTable table = testing::synthetic_table();
+  table.levels.erase(table.levels.begin());
+  std::erase_if(table.steps, [](const StepTime& step) { return step.level == 0; });
+  for (StepTime& step : table.steps) step.level = 0;
+  const StepModel only = std::move(StepModel::fit(table)).value();
+  for (const auto levels : {SloOptions::Levels::kAll, SloOptions::Levels::kFp8Only}) {
+    const auto made = make_slo_policy(only, {.levels = levels});
+    ASSERT_FALSE(made.ok());
+    EXPECT_EQ(made.error().code, ErrorCode::kUsage);
+    EXPECT_NE(made.error().message.find("no FP16 level"), std::string::npos);
+  }
+}
+
 StepModel where_fp8_is_not_faster() {
   StepTable table = testing::synthetic_table();
   for (StepTime& step : table.steps) {

@@ -918,7 +918,12 @@ void CudaBackend::score(const ScoreArgs& args) {
 
 Result<std::unique_ptr<Graph>> CudaBackend::end_capture() {
   cudaGraph_t recorded = nullptr;
-  NFP_RETURN_IF_ERROR(check(cudaStreamEndCapture(stream_, &recorded), "capturing a step"));
+  const Status ended = check(cudaStreamEndCapture(stream_, &recorded), "capturing a step");
+  if (failure_) {  // which may be why the capture did not end well, and names what it was
+    if (recorded != nullptr) cudaGraphDestroy(recorded);
+    return *failure_;
+  }
+  NFP_RETURN_IF_ERROR(ended);
   const auto before = memory();
   auto graph = std::make_unique<CudaGraph>();
   cudaError_t status = cudaGraphInstantiate(&graph->executable, recorded, 0);
@@ -929,7 +934,6 @@ Result<std::unique_ptr<Graph>> CudaBackend::end_capture() {
     return error(ErrorCode::kResource, "no GPU memory for a captured step");
   }
   NFP_RETURN_IF_ERROR(check(status, "instantiating a captured step"));
-  if (failure_) return *failure_;
   const auto after = memory();
   if (before && after && after->free < before->free) graph->taken = before->free - after->free;
   return std::unique_ptr<Graph>(std::move(graph));

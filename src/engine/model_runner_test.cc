@@ -145,7 +145,8 @@ TEST(ModelRunner, TooLittleMemorySaysWhoHasIt) {
   const auto runner = ModelRunner::create(model, {});
   ASSERT_FALSE(runner.ok());
   EXPECT_EQ(runner.error().code, ErrorCode::kResource);
-  EXPECT_NE(runner.error().message.find("other programs and the driver have 7.5"), std::string::npos) << runner.error().message;
+  EXPECT_NE(runner.error().message.find("other programs and the driver have 7.5"), std::string::npos)
+      << runner.error().message;
 }
 
 }  // namespace

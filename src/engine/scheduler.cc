@@ -254,6 +254,7 @@ std::span<SequenceState> Scheduler::states() {
   const auto view = [&](Sequence& sequence, bool running) {
     SequenceState state;
     state.running = running;
+    state.started = sequence.admitted;
     state.ready = running ? !sequence.all_scheduled() && (sequence.pending == 0 || sequence.may_run_ahead())
                           : sequence.pending == 0;
     state.context = sequence.scheduled;

@@ -301,8 +301,7 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
     decision->lost.push_back(prefill.sequence);
     count_lost(prefill.arrival);
     const SequenceState& sequence = state.sequences[prefill.sequence];
-    const bool fresh = !sequence.running && sequence.emitted == 0;
-    if (options_.missed != SloOptions::Missed::kShed || !fresh) continue;
+    if (options_.missed != SloOptions::Missed::kShed || sequence.started) continue;
     decision->shed.push_back(prefill.sequence);
     const size_t level = sequence.exact ? model_.exact_level() : paces[fastest].level;
     const double alone = model_.prompt_seconds(level, prefill.tokens, sequence.context, state.max_step_tokens);

@@ -353,8 +353,10 @@ TEST(SloPolicy, ToldToShedItRefusesWhatCannotBeInTime) {
   const StepDecision busy = slo({.missed = SloOptions::Missed::kShed})->decide(state_of(crowd, 0.003));
   EXPECT_EQ(busy.shed.size(), 1u);
   EXPECT_TRUE(busy.hopeless.empty());
-  // What is being computed is not thrown away.
+  // What is being computed is not thrown away, nor is one of which preemption took that.
   std::vector<SequenceState> begun = sequences;
+  begun[0].started = true;
+  EXPECT_TRUE(slo({.missed = SloOptions::Missed::kShed})->decide(state_of(begun, 0.003)).shed.empty());
   begun[0].running = true;
   begun[0].context = 100;
   EXPECT_TRUE(slo({.missed = SloOptions::Missed::kShed})->decide(state_of(begun, 0.003)).shed.empty());
@@ -590,7 +592,7 @@ RC_GTEST_PROP(SloPolicy, DecisionsAreSound, ()) {
     const int running = *rc::gen::inRange(0, 12), waiting = *rc::gen::inRange(0, 12);
     for (int i = 0; i < running + waiting; ++i) {
       SequenceState s = prompt(*rc::gen::inRange(1, 5000), now - in(0, 40), in(0.001, 5), in(0.001, 0.2));
-      s.running = i < running;
+      s.running = s.started = i < running;
       s.ready = *rc::gen::inRange(0, 5) > 0;
       s.priority = *rc::gen::inRange(-2, 3);
       if (s.running && *rc::gen::arbitrary<bool>()) {

@@ -379,6 +379,7 @@ struct StepReserve {
 struct DeviceMemory {
   uint64_t total = 0;  // bytes
   uint64_t free = 0;
+  uint64_t others = 0;  // taken before the backend took any: by other programs and the driver
 };
 
 // What operations move and compute at the least (backend/operation_cost.h).

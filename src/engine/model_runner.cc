@@ -10,6 +10,8 @@
 namespace nfp {
 namespace {
 
+constexpr int64_t kMostCached = 1 << 30;  // tokens: slots are 32 bits wide
+
 bool scores(const ScheduledSequence& item) {
   return item.sequence->request.sampling.prompt_logprobs && item.first + 1 < item.sequence->prompt_size();
 }
@@ -153,8 +155,7 @@ Status ModelRunner::prepare() {
   // The cache is the last to take memory: it gets what the others leave.
   if (config_.kv_blocks <= 0) {
     NFP_ASSIGN_OR_RETURN(const int64_t blocks, choose_kv_blocks());
-    constexpr int64_t kMostBlocks = 1 << 26;
-    if (blocks > kMostBlocks) {
+    if (blocks > kMostCached / config_.block_size) {
       return error(ErrorCode::kUsage, "the KV cache would have {} blocks; ask for a shorter context or fewer sequences",
                    blocks);
     }
@@ -185,31 +186,34 @@ Result<int64_t> ModelRunner::choose_kv_blocks() const {
     }
     return config_.kv_bytes / block;
   }
-  if (model_.backend().memory()) return blocks_that_fit(static_cast<uint64_t>(block));
+  if (const auto memory = model_.backend().memory()) return blocks_that_fit(*memory, static_cast<uint64_t>(block));
   const int64_t context = (config_.max_context + config_.block_size - 1) / config_.block_size;
   const auto quarter = static_cast<int64_t>(available_memory() / 4) / block;
   return std::max(context, std::min(context * config_.limits.max_sequences, quarter));
 }
 
-Result<int64_t> ModelRunner::blocks_that_fit(uint64_t block_bytes) const {
-  constexpr uint64_t kOthers = kGraphBytes + (uint64_t{256} << 20);  // and what libraries take late
-  const auto memory = model_.backend().memory();
-  const auto allowed = static_cast<uint64_t>(config_.memory_share * static_cast<double>(memory->total));
-  const uint64_t taken = memory->total - memory->free + kOthers;
-  const uint64_t blocks = allowed > taken ? (allowed - taken) / block_bytes : 0;
+Result<int64_t> ModelRunner::blocks_that_fit(const DeviceMemory& memory, uint64_t block_bytes) const {
+  constexpr uint64_t kLater = kGraphBytes + (uint64_t{256} << 20);  // for graphs, and what libraries take late
+  const auto allowed = static_cast<uint64_t>(config_.memory_share * static_cast<double>(memory.total));
+  // Others may have given some back since.
+  const uint64_t taken = memory.total - memory.free - std::min(memory.others, memory.total - memory.free);
+  const uint64_t left = std::min(allowed > taken ? allowed - taken : 0, memory.free);
+  const uint64_t blocks = left > kLater ? (left - kLater) / block_bytes : 0;
   const auto context = static_cast<uint64_t>((config_.max_context + config_.block_size - 1) / config_.block_size);
-  constexpr double kGiB = 1 << 30;
   if (blocks <= context) {
-    return error(ErrorCode::kResource,
-                 "of {:.1f} GiB GPU memory {:.1f} may be used and {:.1f} are taken, by weights, buffers and other "
-                 "programs: what is left "
-                 "holds {} tokens of KV cache, less than one context of {}; ask for a shorter context, fewer sequences "
-                 "or tokens a step, or a larger --gpu-memory-utilization",
-                 static_cast<double>(memory->total) / kGiB, static_cast<double>(allowed) / kGiB,
-                 static_cast<double>(taken) / kGiB, blocks * static_cast<uint64_t>(config_.block_size),
-                 config_.max_context);
+    constexpr double kGiB = 1 << 30;
+    return error(
+        ErrorCode::kResource,
+        "of {:.1f} GiB GPU memory this program may take {:.1f}; weights and buffers take {:.1f}, graphs {:.1f}, "
+        "and other programs and the driver have {:.1f}: what is left holds {} tokens of KV cache, less than one "
+        "context of {}; ask for a shorter context, fewer sequences or tokens a step, or a larger "
+        "--gpu-memory-utilization",
+        static_cast<double>(memory.total) / kGiB, static_cast<double>(allowed) / kGiB,
+        static_cast<double>(taken) / kGiB, static_cast<double>(kLater) / kGiB,
+        static_cast<double>(memory.others) / kGiB, blocks * static_cast<uint64_t>(config_.block_size),
+        config_.max_context);
   }
-  return static_cast<int64_t>(std::min<uint64_t>(blocks - 1, uint64_t{1} << 26));
+  return std::min(static_cast<int64_t>(blocks - 1), kMostCached / config_.block_size);
 }
 
 Status ModelRunner::start(const Sequence& sequence) {

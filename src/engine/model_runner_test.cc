@@ -10,7 +10,7 @@ namespace {
 // A device with memory of its own, which computes nothing.
 class MemoryOnly final : public Backend {
  public:
-  explicit MemoryOnly(uint64_t total) : total_(total) {}
+  explicit MemoryOnly(uint64_t total, uint64_t others = 0) : total_(total), others_(others) {}
 
   uint64_t taken() const { return taken_; }
 
@@ -18,7 +18,9 @@ class MemoryOnly final : public Backend {
   bool supports(Precision) const override { return true; }
   bool prefers_graphs() const override { return false; }
   Status reserve(const StepReserve&) override { return ok_status(); }
-  std::optional<DeviceMemory> memory() const override { return DeviceMemory{total_, total_ - taken_}; }
+  std::optional<DeviceMemory> memory() const override {
+    return DeviceMemory{total_, total_ - others_ - taken_, others_};
+  }
   Result<Buffer> allocate(size_t bytes) override {
     taken_ += bytes;
     return Buffer(this, std::calloc(1, 1), bytes);
@@ -73,7 +75,7 @@ class MemoryOnly final : public Backend {
 
  private:
   BackendInfo info_;
-  uint64_t total_;
+  uint64_t total_, others_;
   uint64_t taken_ = 0;
 };
 
@@ -115,6 +117,36 @@ TEST(ModelRunner, TheCacheLeavesRoomForTheArraysOfAStep) {
   ASSERT_TRUE(runner.ok()) << runner.error().message;
   EXPECT_GT((*runner)->config().kv_blocks, 0);
   EXPECT_LE(device.taken(), kTotal / 2);
+}
+
+TEST(ModelRunner, TheShareOfMemoryIsThisProgramsOwn) {
+  constexpr uint64_t kTotal = uint64_t{8} << 30, kLeast = kTotal * 3 / 10;
+  const auto taken = [](uint64_t others, double share) {
+    MemoryOnly device(kTotal, others);
+    NoWeights model(device);
+    EngineConfig config;
+    config.memory_share = share;
+    const auto runner = ModelRunner::create(model, config);
+    EXPECT_TRUE(runner.ok()) << runner.error().message;
+    return device.taken();
+  };
+  // Two servers on one device, each with four tenths of it.
+  EXPECT_GT(taken(0, 0.4), kLeast);
+  EXPECT_LE(taken(0, 0.4), kTotal * 4 / 10);
+  EXPECT_EQ(taken(kTotal * 4 / 10, 0.4), taken(0, 0.4));
+  // More than others leave is not to be had.
+  EXPECT_LT(taken(kTotal / 2, 0.9), kTotal / 2);
+  EXPECT_GT(taken(kTotal / 2, 0.9), kLeast);
+}
+
+TEST(ModelRunner, TooLittleMemorySaysWhoHasIt) {
+  MemoryOnly device(uint64_t{8} << 30, uint64_t{15} << 29);
+  NoWeights model(device);
+  const auto runner = ModelRunner::create(model, {});
+  ASSERT_FALSE(runner.ok());
+  EXPECT_EQ(runner.error().code, ErrorCode::kResource);
+  EXPECT_NE(runner.error().message.find("other programs and the driver have 7.5"), std::string::npos)
+      << runner.error().message;
 }
 
 }  // namespace

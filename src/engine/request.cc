@@ -108,11 +108,11 @@ std::string_view name_of(FinishReason reason) {
 
 Found validate(std::span<const int32_t> prompt, const SamplingParams& sampling, const RequestBounds& bounds,
                Pooling pooling, bool prompt_only) {
+  if (auto bad = check_sampling(sampling, bounds.vocab)) return bad;
   if (pooling != Pooling::kNone) {
     if (bounds.hidden < 1) return RequestError{"pooling", "pooling: this runner gives no hidden states"};
     return check_whole(prompt, bounds);
   }
-  if (auto bad = check_sampling(sampling, bounds.vocab)) return bad;
   return prompt_only ? check_whole(prompt, bounds) : check_prompt(prompt, sampling, bounds);
 }
 

@@ -40,6 +40,17 @@ TEST(Request, PromptAndAnswerFitIntoTheContext) {
   }
 }
 
+// The runner goes by a pooled request's fields as well: log-probabilities of its prompt have room for 128 tokens.
+TEST(Request, ThatIsPooledHasItsFieldsChecked) {
+  const RequestBounds bounds = {.vocab = 10, .max_context = 8, .hidden = 4};
+  EXPECT_FALSE(validate(kPrompt, {}, bounds, Pooling::kMean));
+  SamplingParams params;
+  params.prompt_logprobs = 1000;
+  const auto bad = validate(kPrompt, params, bounds, Pooling::kMean);
+  ASSERT_TRUE(bad);
+  EXPECT_EQ(bad->field, "prompt_logprobs");
+}
+
 TEST(SamplingParams, EachBadFieldIsNamed) {
   const struct {
     const char* field;

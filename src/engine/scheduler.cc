@@ -254,6 +254,7 @@ std::span<SequenceState> Scheduler::states() {
   const auto view = [&](Sequence& sequence, bool running) {
     SequenceState state;
     state.running = running;
+    state.started = sequence.admitted;
     state.ready = running ? !sequence.all_scheduled() && (sequence.pending == 0 || sequence.may_run_ahead())
                           : sequence.pending == 0;
     state.context = sequence.scheduled;
@@ -275,20 +276,26 @@ std::span<SequenceState> Scheduler::states() {
 
 StepPlan Scheduler::schedule(const StepDecision& decision) {
   StepPlan plan;
-  // Who gives blocks back: the last of the running ones that the decision leaves out, then the last that it names.
+  // Who gives blocks back: the last of the running ones that the decision leaves out, then the last that it names. One
+  // whose token is on its way is not left out: it has its place between those that decode, who come first.
+  const auto decodes = [&](size_t view) { return states_[view].running && states_[view].missing == 1; };
+  const auto rank_of = [&](const Sequence* sequence) -> size_t {
+    const auto view = static_cast<size_t>(std::find(viewed_.begin(), viewed_.end(), sequence) - viewed_.begin());
+    size_t before = 0;
+    for (size_t i = 0; i < decision.chunks.size(); ++i) {
+      const size_t other = decision.chunks[i].sequence;
+      if (other == view) return 2 * i + 1;
+      before += other < view && decodes(other) ? 1 : 0;
+    }
+    return sequence->pending > 0 && sequence->size() < sequence->limit ? 2 * before : 2 * decision.chunks.size() + 1;
+  };
   const auto victim = [&](const Sequence* wanting) -> size_t {
-    const auto named = [&](const Sequence* sequence) {
-      for (size_t i = 0; i < decision.chunks.size(); ++i) {
-        if (viewed_[decision.chunks[i].sequence] == sequence) return i;
-      }
-      return decision.chunks.size();
-    };
     size_t last = running_.size(), last_rank = 0;
     for (size_t i = running_.size(); i-- > 0;) {
-      const size_t rank = named(running_[i].get());
+      const size_t rank = rank_of(running_[i].get());
       if (last == running_.size() || rank > last_rank) last = i, last_rank = rank;
     }
-    return last_rank < named(wanting) ? running_.size() : last;
+    return last_rank < rank_of(wanting) ? running_.size() : last;
   };
   for (const StepChunk& chunk : decision.chunks) {
     if (plan.tokens >= limits_.max_step_tokens) break;

@@ -65,7 +65,7 @@ class Scheduler {
   // Plans one step, by priority, then first come, first served. Blocks for all its tokens are allocated on return.
   StepPlan schedule();
   // The same as a policy wants it: what state() showed, in the decision's order. Where blocks run out, running
-  // sequences that the decision did not name give theirs back, then the least urgent ones.
+  // sequences that the decision left out give theirs back, then the least urgent ones.
   StepPlan schedule(const StepDecision& decision);
   // What a policy sees: running sequences, then waiting ones, each kind in order of priority and arrival. Times are the
   // engine's to fill in; sequences()[i] is what states()[i] describes. Both are valid until the next call of anything.

@@ -457,5 +457,47 @@ TEST(Scheduler, ADecisionsLessUrgentGiveBlocksToItsMoreUrgent) {
   EXPECT_EQ(plan.items[0].sequence->serial, 0u);
 }
 
+struct Anything final : TokenConstraint {
+  bool fill(std::span<uint32_t>) override { return false; }
+  bool accept(int32_t) override { return true; }
+};
+
+// Under a grammar no token is planned before the one in flight is known, so the decision cannot name the sequence.
+TEST(Scheduler, WhoseTokenIsOnItsWayIsNotLeftOut) {
+  for (const bool older : {true, false}) {
+    Bench b(4, {.max_sequences = 4, .max_step_tokens = 64}, 4, false);
+    std::vector<Sequence*> both;
+    for (const bool waits : {older, !older}) {
+      both.push_back(b.add(waits ? 6 : 8));
+      if (waits) both.back()->request.constraint = std::make_unique<Anything>();
+    }
+    b.run();
+    const size_t waiting = older ? 0 : 1;
+    b.scheduler.states();
+    b.in_flight.push_back(b.scheduler.schedule(decide({{waiting, 1}})));
+    b.scheduler.submitted(b.in_flight.back());
+    ASSERT_FALSE(b.scheduler.states()[waiting].ready);
+    // All blocks are taken, and the other one needs a fifth: the younger one gives its own back.
+    const StepPlan plan = b.scheduler.schedule(decide({{1 - waiting, 1}}));
+    EXPECT_EQ(plan.preempted, (std::vector<Sequence*>{both[1]}));
+  }
+}
+
+TEST(Scheduler, WhoGetsItsLastTokenGivesItsBlocksBack) {
+  Bench b(4, {.max_sequences = 4, .max_step_tokens = 64}, 4, false);
+  Sequence* ends = b.add(6);
+  Sequence* goes_on = b.add(8);
+  ends->limit = 8;
+  b.run();
+  b.scheduler.states();
+  b.in_flight.push_back(b.scheduler.schedule(decide({{0, 1}})));
+  b.scheduler.submitted(b.in_flight.back());
+  b.scheduler.states();
+  const StepPlan plan = b.scheduler.schedule(decide({{1, 1}}));
+  EXPECT_EQ(plan.preempted, (std::vector<Sequence*>{ends}));
+  ASSERT_EQ(plan.items.size(), 1u);
+  EXPECT_EQ(plan.items[0].sequence, goes_on);
+}
+
 }  // namespace
 }  // namespace nfp

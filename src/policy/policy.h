@@ -37,7 +37,8 @@ struct SequenceState {
   int32_t missing = 0;  // tokens to compute before its next one is sampled; 1 where it decodes
   int32_t emitted = 0;  // tokens sampled so far, those of steps in flight too
   bool running = false;
-  bool ready = true;  // false: it waits for something else (a step in flight, a grammar)
+  bool started = false;  // it runs, or did before preemption took what was computed of it
+  bool ready = true;     // false: it waits for something else (a step in flight, a grammar)
   bool exact = false;
   int32_t priority = 0;  // lower goes first
   double arrival_s = 0;

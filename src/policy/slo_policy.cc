@@ -301,8 +301,7 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
     decision->lost.push_back(prefill.sequence);
     count_lost(prefill.arrival);
     const SequenceState& sequence = state.sequences[prefill.sequence];
-    const bool fresh = !sequence.running && sequence.emitted == 0;
-    if (options_.missed != SloOptions::Missed::kShed || !fresh) continue;
+    if (options_.missed != SloOptions::Missed::kShed || sequence.started) continue;
     decision->shed.push_back(prefill.sequence);
     const size_t level = sequence.exact ? model_.exact_level() : paces[fastest].level;
     const double alone = model_.prompt_seconds(level, prefill.tokens, sequence.context, state.max_step_tokens);
@@ -359,7 +358,7 @@ double SloPolicy::shared_s(const Pace& pace, const Prefill& prefill, int32_t con
 std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand& demand, const Pace& pace) {
   const bool choice = harm(model_.levels()[levels_.back()].fp8_share, false) > 0;
   const bool asked = demand.decodes.tokens > 0 && !demand.prefills.empty() && demand.prefills.front().rank != kLost;
-  if (!asked || !choice || model_.exact_level() >= model_.levels().size()) {
+  if (!asked || !choice) {
     shared_arrival_ = -kNever;
     return std::nullopt;
   }
@@ -464,11 +463,6 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
       if (demand.decodes.tokens >= state.max_step_tokens) continue;
       decision->chunks.push_back({i, 1});
       demand.decodes.add(1, sequence.context);
-      demand.longest_gap = std::min(demand.longest_gap, longest_gap * sequence.itl_s);
-      demand.least_itl = std::min(demand.least_itl, sequence.itl_s);
-      // Aiming a little below the target leaves room for steps that take longer than predicted.
-      const double slack = sequence.due_s - state.now_s - itl_margin * sequence.itl_s * sequence.emitted;
-      demand.slack = std::min(demand.slack, std::max(slack, catch_up * sequence.itl_s));
       continue;
     }
     const bool begun = sequence.emitted > 0;
@@ -481,12 +475,28 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
   for (const Prefill& prefill : demand.prefills) {
     if (state.sequences[prefill.sequence].running) demand.room -= prefill.tokens;
   }
-  // Where no level computes what decodes within its pace, shorter steps cannot bring that back, and prompts that get a
-  // few tokens in each of them would only wait as well.
-  if (demand.decodes.tokens > 0) {
-    double least = kNever;
-    for (const size_t level : levels_) least = std::min(least, model_.seconds(level, demand.decodes));
-    if (least > demand.limit()) demand.slack = demand.longest_gap = demand.least_itl = 2 * least;
+  double least = kNever;  // seconds
+  for (const size_t level : levels_) least = std::min(least, model_.seconds(level, demand.decodes));
+  struct Wish {
+    double slack, gap, itl;
+  };
+  std::vector<Wish> wishes;
+  double unkept = 0;  // the longest target gap that no level keeps
+  for (const StepChunk& chunk : decision->chunks) {
+    const SequenceState& sequence = state.sequences[chunk.sequence];
+    // Aiming a little below the target leaves room for steps that take longer than predicted.
+    const double slack = sequence.due_s - state.now_s - itl_margin * sequence.itl_s * sequence.emitted;
+    const Wish& wish = wishes.emplace_back(
+        Wish{std::max(slack, catch_up * sequence.itl_s), longest_gap * sequence.itl_s, sequence.itl_s});
+    if (least > std::min(wish.slack, wish.gap)) unkept = std::max(unkept, wish.itl);
+  }
+  for (const Wish& wish : wishes) {
+    // Where no level computes what decodes within its pace, shorter steps cannot bring that back, and prompts that get
+    // a few tokens in each of them would only wait as well. Those with longer targets keep theirs.
+    const bool keeps = wish.itl > unkept;
+    demand.slack = std::min(demand.slack, keeps ? wish.slack : 2 * least);
+    demand.longest_gap = std::min(demand.longest_gap, keeps ? wish.gap : 2 * least);
+    demand.least_itl = std::min(demand.least_itl, keeps ? wish.itl : 2 * least);
   }
   return demand;
 }
@@ -611,6 +621,11 @@ std::optional<SloOptions::Levels> parse_slo_levels(std::string_view text) {
 }
 
 Result<std::unique_ptr<PrecisionPolicy>> make_slo_policy(StepModel model, const SloOptions& options) {
+  if (model.exact_level() >= model.levels().size()) {
+    return error(ErrorCode::kUsage,
+                 "the step times have no FP16 level, by which 'slo' decides; measure it too, with nestedfp bench MODEL "
+                 "steps");
+  }
   auto policy = std::make_unique<SloPolicy>(std::move(model), options);
   if (policy->levels() == 0) {
     return error(ErrorCode::kUsage, "the step times have no level that the policy '{}' could choose", policy->name());

@@ -80,7 +80,7 @@ struct SloOptions {
   double patience_s = 30;
 };
 
-// An error where the model has none of the levels that the options ask for.
+// An error where the model has no FP16, or none of the levels that the options ask for.
 Result<std::unique_ptr<PrecisionPolicy>> make_slo_policy(StepModel model, const SloOptions& options);
 
 // "last", "shed", "as-they-come".

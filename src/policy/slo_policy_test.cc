@@ -102,6 +102,24 @@ TEST(SloPolicy, APaceThatNothingKeepsDoesNotStarvePrompts) {
   EXPECT_GT(decision.chunks.back().tokens, 16);
 }
 
+TEST(SloPolicy, ATargetThatNothingKeepsLeavesOthersTheirs) {
+  // FP8 keeps the pace of the 63, FP16 does not. No level keeps that of one more.
+  std::vector<SequenceState> sequences(64, decoding(1000, 0.010, 0.010));
+  StepWork decodes;
+  for (int i = 0; i < 64; ++i) decodes.add(1, 1000);
+  ASSERT_GT(model().seconds(0, decodes), 0.010);
+  ASSERT_LT(model().seconds(1, decodes), 0.009);
+  ASSERT_LT(model().seconds(0, decodes), 2 * model().seconds(1, decodes));
+  const StepDecision before = slo()->decide(state_of(sequences, 0));
+  EXPECT_EQ(before.precision, Precision::kFp8W8A8);
+  sequences.back() = decoding(1000, -1, 0.001);
+  EXPECT_EQ(slo()->decide(state_of(sequences, 0)).precision, Precision::kFp8W8A8);
+  sequences.push_back(prompt(2000, 0, 10));
+  const StepDecision decision = slo()->decide(state_of(sequences, 0));
+  EXPECT_EQ(decision.precision, Precision::kFp8W8A8);
+  EXPECT_LE(decision.predicted_s, 0.010 + 1e-9);
+}
+
 TEST(SloPolicy, WithStepsAheadEachIsShorter) {
   // A newcomer waits for all of them.
   const auto predicted = [](int32_t ahead) {
@@ -245,6 +263,21 @@ TEST(SloPolicy, NeedsTheLevelsThatItIsToChooseFrom) {
   EXPECT_EQ((*made)->decide(state_of({prompt(2000, 0, 0.001)}, 0)).precision, Precision::kFp16);
 }
 
+// What exact requests take, and decodes beside prompts in FP8, is looked up there.
+TEST(SloPolicy, NeedsFp16) {
+  StepTable table = testing::synthetic_table();
+  table.levels.erase(table.levels.begin());
+  std::erase_if(table.steps, [](const StepTime& step) { return step.level == 0; });
+  for (StepTime& step : table.steps) step.level = 0;
+  const StepModel only = std::move(StepModel::fit(table)).value();
+  for (const auto levels : {SloOptions::Levels::kAll, SloOptions::Levels::kFp8Only}) {
+    const auto made = make_slo_policy(only, {.levels = levels});
+    ASSERT_FALSE(made.ok());
+    EXPECT_EQ(made.error().code, ErrorCode::kUsage);
+    EXPECT_NE(made.error().message.find("no FP16 level"), std::string::npos);
+  }
+}
+
 StepModel where_fp8_is_not_faster() {
   StepTable table = testing::synthetic_table();
   for (StepTime& step : table.steps) {
@@ -320,8 +353,10 @@ TEST(SloPolicy, ToldToShedItRefusesWhatCannotBeInTime) {
   const StepDecision busy = slo({.missed = SloOptions::Missed::kShed})->decide(state_of(crowd, 0.003));
   EXPECT_EQ(busy.shed.size(), 1u);
   EXPECT_TRUE(busy.hopeless.empty());
-  // What is being computed is not thrown away.
+  // What is being computed is not thrown away, nor is one of which preemption took that.
   std::vector<SequenceState> begun = sequences;
+  begun[0].started = true;
+  EXPECT_TRUE(slo({.missed = SloOptions::Missed::kShed})->decide(state_of(begun, 0.003)).shed.empty());
   begun[0].running = true;
   begun[0].context = 100;
   EXPECT_TRUE(slo({.missed = SloOptions::Missed::kShed})->decide(state_of(begun, 0.003)).shed.empty());
@@ -557,7 +592,7 @@ RC_GTEST_PROP(SloPolicy, DecisionsAreSound, ()) {
     const int running = *rc::gen::inRange(0, 12), waiting = *rc::gen::inRange(0, 12);
     for (int i = 0; i < running + waiting; ++i) {
       SequenceState s = prompt(*rc::gen::inRange(1, 5000), now - in(0, 40), in(0.001, 5), in(0.001, 0.2));
-      s.running = i < running;
+      s.running = s.started = i < running;
       s.ready = *rc::gen::inRange(0, 5) > 0;
       s.priority = *rc::gen::inRange(-2, 3);
       if (s.running && *rc::gen::arbitrary<bool>()) {

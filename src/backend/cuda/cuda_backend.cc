@@ -139,7 +139,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   std::optional<DeviceMemory> memory() const override {
     size_t free = 0, total = 0;
     if (cudaMemGetInfo(&free, &total) != cudaSuccess) return std::nullopt;
-    return DeviceMemory{total, free};
+    return DeviceMemory{total, free, others_};
   }
 
   Result<Buffer> allocate(size_t bytes) override;
@@ -275,6 +275,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   cuda::Profiler profiler_;
   SequenceLengths lengths_;  // of the step, while its times are taken
   std::optional<Error> failure_;
+  uint64_t others_ = 0;  // DeviceMemory::others
 };
 
 const CudaWeight& device_weight(const LinearWeight* weight) { return static_cast<const CudaWeight&>(*weight); }
@@ -315,6 +316,7 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const CudaOptions& options)
   NFP_ASSIGN_OR_RETURN(cuda::LinearRunner runner, cuda::LinearRunner::create(&choices));
   backend->linear_.emplace(std::move(runner));
   NFP_RETURN_IF_ERROR(check(cudaStreamCreateWithFlags(&backend->stream_, cudaStreamNonBlocking), "making a stream"));
+  if (const auto now = backend->memory()) backend->others_ = now->total - now->free;
   backend->context_ = cuda::Context::current();
   const int threads = options.threads > 0 ? options.threads : static_cast<int>(usable_cpus().size());
   backend->threads_ = std::make_unique<ThreadPool>(std::max(1, threads));
@@ -916,7 +918,12 @@ void CudaBackend::score(const ScoreArgs& args) {
 
 Result<std::unique_ptr<Graph>> CudaBackend::end_capture() {
   cudaGraph_t recorded = nullptr;
-  NFP_RETURN_IF_ERROR(check(cudaStreamEndCapture(stream_, &recorded), "capturing a step"));
+  const Status ended = check(cudaStreamEndCapture(stream_, &recorded), "capturing a step");
+  if (failure_) {  // which may be why the capture did not end well, and names what it was
+    if (recorded != nullptr) cudaGraphDestroy(recorded);
+    return *failure_;
+  }
+  NFP_RETURN_IF_ERROR(ended);
   const auto before = memory();
   auto graph = std::make_unique<CudaGraph>();
   cudaError_t status = cudaGraphInstantiate(&graph->executable, recorded, 0);
@@ -927,7 +934,6 @@ Result<std::unique_ptr<Graph>> CudaBackend::end_capture() {
     return error(ErrorCode::kResource, "no GPU memory for a captured step");
   }
   NFP_RETURN_IF_ERROR(check(status, "instantiating a captured step"));
-  if (failure_) return *failure_;
   const auto after = memory();
   if (before && after && after->free < before->free) graph->taken = before->free - after->free;
   return std::unique_ptr<Graph>(std::move(graph));

@@ -158,6 +158,18 @@ TEST(OverflowGpu, IsOfTheWorkBeforeItsEvent) {
   EXPECT_TRUE(device.synchronize().ok());
 }
 
+TEST(CaptureGpu, SaysWhatFailedInIt) {
+  if (!cuda::has_hopper()) GTEST_SKIP() << "needs a Hopper GPU";
+  auto backend = make_cuda_backend({.threads = 1});
+  ASSERT_TRUE(backend.ok()) << backend.error().message;
+  ASSERT_TRUE((*backend)->begin_capture().ok());
+  EXPECT_FALSE((*backend)->synchronize().ok());  // may not be captured, and ends the capture
+  const auto graph = (*backend)->end_capture();
+  ASSERT_FALSE(graph.ok());
+  EXPECT_EQ(graph.error().code, ErrorCode::kDevice);
+  EXPECT_EQ(graph.error().message.find("waiting for the device: "), 0u) << graph.error().message;
+}
+
 // Another thread of a library's caller may have another GPU's context, or another of the same one.
 TEST(ContextGpu, AThreadWithAnotherOneEnters) {
   if (!cuda::has_hopper()) GTEST_SKIP() << "needs a Hopper GPU";

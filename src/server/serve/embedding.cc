@@ -131,7 +131,7 @@ void Embedding::submit_more() {
     if (common.slo_ttft_ms) request.slo_ttft_s = *common.slo_ttft_ms / 1e3;
     request.priority = common.priority;
     request.arrival = EngineClock::now();
-    request.cache_scope = state_->cache_scope(common.key, common.cache_salt);
+    request.cache_scope = state_->cache_scopes.of(common.key, common.cache_salt);
     const Status status = state_->engine->submit(std::move(request), [self = self(), index](RequestOutput&& output) {
       self->exchange_->post(
           [self, index, piece = std::move(output)]() mutable { self->on_output(index, std::move(piece)); });

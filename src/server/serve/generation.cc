@@ -270,7 +270,7 @@ MaybeError Generation::submit_all() {
     return bad_request(
         "n", fmt::format("the request wants {} answers, and the queue of this server holds {}", choices_.size(), most));
   }
-  const PrefixKey scope = state_->cache_scope(request_.key, request_.cache_salt);
+  const PrefixKey scope = state_->cache_scopes.of(request_.key, request_.cache_salt);
   std::vector<EngineThread::Submission> submissions;
   submissions.reserve(choices_.size());
   for (size_t i = 0; i < choices_.size(); ++i) {

@@ -14,6 +14,7 @@
 #include "server/api/generation_request.h"
 #include "server/grammar/grammar.h"
 #include "server/metrics/metrics.h"
+#include "server/serve/cache_scopes.h"
 #include "server/serve/response_store.h"
 #include "server/serve/served_model.h"
 #include "server/serve/work_pool.h"
@@ -76,13 +77,7 @@ struct ServerState {
   bool log_prompts = false;
   uint64_t instance = 0;  // random: ids of two runs differ
   std::atomic<uint64_t> serial{0};
-  // The root of all keys under which this client's prefixes are found: what one key's requests computed is no other's,
-  // as whether a prompt is cached tells that it has been sent. Neither half of it can be known from outside.
-  PrefixKey cache_scope(int key, std::string_view salt) const {
-    std::vector<int32_t> parts = {static_cast<int32_t>(instance >> 32), static_cast<int32_t>(instance), key};
-    parts.insert(parts.end(), salt.begin(), salt.end());
-    return extend(PrefixKey{}, parts);
-  }
+  CacheScopes cache_scopes;
 
   std::atomic<int32_t> in_flight{0};  // requests for text or embeddings being answered
 };

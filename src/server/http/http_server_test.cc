@@ -13,6 +13,7 @@
 #include <ctime>
 #include <future>
 #include <mutex>
+#include <new>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -24,7 +25,8 @@ namespace {
 using namespace std::chrono_literals;
 
 // GET /hello -> "hello"; POST /echo -> the body; GET /stream -> three pieces; GET /endless -> pieces without end;
-// GET /hang -> no answer; GET /drop -> the exchange is dropped; GET /refused is refused at its headers.
+// GET /hang -> no answer; GET /drop -> the exchange is dropped; GET /refused is refused at its headers; GET /throw and
+// GET /throw-later throw, the latter in what it has posted.
 class TestHandler final : public Handler {
  public:
   std::optional<Response> check_head(const Request& request) override {
@@ -63,6 +65,10 @@ class TestHandler final : public Handler {
       exchange->on_abort([this] { aborted = true; });
       const std::lock_guard lock(mutex);
       kept = exchange;
+    } else if (request.path == "/throw") {
+      throw std::bad_alloc();
+    } else if (request.path == "/throw-later") {
+      exchange->post([exchange] { throw std::bad_alloc(); });
     } else if (request.path == "/inject") {
       response.headers.push_back({"X-Bad", "a\r\nSet-Cookie: b"});
       exchange->respond(std::move(response));
@@ -365,6 +371,26 @@ TEST_F(HttpServerTest, CutsOffAStreamThatNobodyReads) {
 TEST_F(HttpServerTest, AnswersForAHandlerThatDropsItsExchange) {
   start();
   EXPECT_TRUE(ask("GET /drop HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").starts_with("HTTP/1.1 500 "));
+}
+
+TEST_F(HttpServerTest, AnExceptionEndsItsRequestAndNoOther) {
+  ServerOptions options;
+  options.threads = 1;
+  start(options);
+  Client bystander(server_->port());
+  bystander.send("GET /endless HTTP/1.1\r\nHost: a\r\n\r\n");
+  const auto stream = handler_.take();
+  ASSERT_NE(stream, nullptr);
+  Client kept(server_->port());
+  for (const std::string path : {"/throw", "/throw-later"}) {
+    EXPECT_NE(ask("GET " + path + " HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").find(" 500 "),
+              std::string::npos);
+    kept.send("GET " + path + " HTTP/1.1\r\nHost: a\r\n\r\n");
+    EXPECT_NE(kept.until("dropped").find(" 500 "), std::string::npos);
+  }
+  stream->post([stream] { stream->write("goes on"); });
+  EXPECT_NE(bystander.until("goes on").find("goes on"), std::string::npos);
+  EXPECT_NE(ask("GET /hello HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").find("hello"), std::string::npos);
 }
 
 TEST_F(HttpServerTest, LetsNoLineBreakIntoAHeader) {

@@ -13,8 +13,10 @@
 #include <sys/ioctl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <ctime>
+#include <exception>
 #include <optional>
 
 #include "base/log.h"
@@ -67,8 +69,13 @@ void append_chunk(std::string& out, std::string_view piece) {
 
 class Session final : public std::enable_shared_from_this<Session> {
  public:
-  Session(tcp::socket socket, IoLoop* loop, const SessionContext& context)
-      : socket_(std::move(socket)), wake_(loop->context), loop_(loop), context_(context), ahead_(context.budget) {
+  Session(tcp::socket socket, Admission place, IoLoop* loop, const SessionContext& context)
+      : place_(std::move(place)),
+        socket_(std::move(socket)),
+        wake_(loop->context),
+        loop_(loop),
+        context_(context),
+        ahead_(context.budget) {
     loop_->sessions.insert(this);
     error_code ec;
     socket_.set_option(tcp::no_delay(true), ec);
@@ -80,7 +87,6 @@ class Session final : public std::enable_shared_from_this<Session> {
   ~Session() {
     loop_->sessions.erase(this);
     count_end();
-    --context_.counters->connections;
   }
 
   asio::awaitable<void> run();
@@ -96,6 +102,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   void set_abort(std::function<void()> callback) { on_abort_ = std::move(callback); }
   IoLoop* loop() const { return loop_; }
   void abandon(uint64_t serial);
+  void abandon_later(uint64_t serial) { abandoned_ = serial; }  // with the next sweep; from any thread
 
  private:
   enum class Phase { kIdle, kHeader, kBody, kAnswering, kLingering };
@@ -115,6 +122,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   void set_phase(Phase phase, std::chrono::milliseconds allowed);
   void take_head(const RequestReader& reader);
 
+  Admission place_;
   tcp::socket socket_;
   asio::steady_timer wake_;             // cancelled to wake the coroutine
   asio::cancellation_signal answered_;  // ends a read_ahead()
@@ -130,8 +138,9 @@ class Session final : public std::enable_shared_from_this<Session> {
   std::string method_, path_;  // of the request that is answered next; empty = its head is not there
   Clock::time_point arrived_;  // when that was read
   uint64_t serial_ = 0;        // of the current exchange
-  bool active_ = false;        // an exchange is being answered
-  bool counted_ = false;       // among the exchanges, until all of the answer is the kernel's
+  std::atomic<uint64_t> abandoned_{0};
+  bool active_ = false;   // an exchange is being answered
+  bool counted_ = false;  // among the exchanges, until all of the answer is the kernel's
   bool keep_alive_ = true;
   bool http_1_0_ = false;
   bool head_only_ = false;
@@ -153,7 +162,11 @@ class SessionExchange final : public Exchange {
  public:
   SessionExchange(std::shared_ptr<Session> session, uint64_t serial) : session_(std::move(session)), serial_(serial) {}
   ~SessionExchange() override {
-    session_->loop()->post([session = std::move(session_), serial = serial_] { session->abandon(serial); });
+    session_->abandon_later(serial_);
+    try {
+      session_->loop()->post([session = std::move(session_), serial = serial_] { session->abandon(serial); });
+    } catch (const std::exception&) {  // no memory for that: a sweep does it
+    }
   }
   void respond(Response response) override {
     if (session_->current(serial_)) session_->respond(response);
@@ -319,7 +332,17 @@ asio::awaitable<void> Session::linger() {
 asio::awaitable<void> Session::run() {
   const auto self = shared_from_this();
   for (;;) {
-    if (!co_await read_request()) {
+    bool taken = false;
+    try {
+      taken = co_await read_request();
+    } catch (const std::exception& e) {
+      log_exception(e);
+      // Of a request that its handler has, the exchange has ended, which answers 500.
+      taken = active_;
+      if (!taken)
+        answer_early(context_.handler->protocol_error(429, "there is no memory to read the request", nullptr));
+    }
+    if (!taken) {
       if (!closed_ && (sending_ || !out_.empty() || close_after_)) co_await linger();
       break;
     }
@@ -493,6 +516,7 @@ void Session::abort_connection() {
 void Session::sweep(Clock::time_point now, bool all) {
   if (closed_) return;
   if (all) return abort_connection();
+  if (abandoned_ == serial_) abandon(serial_);
   if (now >= write_deadline_) {
     if (const int unsent = unsent_bytes(socket_); unsent < unsent_) {
       unsent_ = unsent;
@@ -513,13 +537,14 @@ void Session::sweep(Clock::time_point now, bool all) {
   abort_connection();
 }
 
-void start_session(tcp::socket socket, IoLoop* loop, const SessionContext& context) {
-  auto session = std::make_shared<Session>(std::move(socket), loop, context);
+void start_session(tcp::socket socket, Admission place, IoLoop* loop, const SessionContext& context) {
+  auto session = std::make_shared<Session>(std::move(socket), std::move(place), loop, context);
   asio::co_spawn(
       loop->context, [session]() { return session->run(); },
       [session](const std::exception_ptr& failure) {
-        // Only memory exhaustion gets here; the connection goes with its session.
-        if (failure) log::error("a connection ended by an exception");
+        if (!failure) return;
+        session->sweep(Clock::now(), /*all=*/true);
+        std::rethrow_exception(failure);  // the loop's thread tells of it
       });
 }
 
@@ -528,7 +553,14 @@ void sweep_sessions(IoLoop* loop, bool all) {
   std::vector<std::shared_ptr<Session>> sessions;  // closing one changes the set
   sessions.reserve(loop->sessions.size());
   for (Session* session : loop->sessions) sessions.push_back(session->shared_from_this());
-  for (auto& session : sessions) session->sweep(now, all);
+  for (auto& session : sessions) {
+    try {
+      session->sweep(now, all);
+    } catch (const std::exception& e) {
+      log_exception(e);
+      session->sweep(now, /*all=*/true);
+    }
+  }
 }
 
 void flush_session(Session& session) { session.flush(); }

@@ -308,24 +308,13 @@ MaybeError Generation::submit_all() {
     }
     submissions.push_back({std::move(request), [self = self(), i](RequestOutput&& output) {
                              self->exchange_->post([self, i, piece = std::move(output)]() mutable {
-                               self->on_output_or_fail(i, std::move(piece));
+                               self->guarded([&] { self->on_output(i, std::move(piece)); });
                              });
                            }});
   }
   const Status status = state_->engine->submit_all(std::move(submissions));
   if (!status.ok()) return from_engine(status.error());
   return std::nullopt;
-}
-
-// What a library throws ends this request, not the process.
-void Generation::on_output_or_fail(size_t index, RequestOutput output) {
-  try {
-    on_output(index, std::move(output));
-  } catch (const std::exception& e) {
-    log::error("request={} ended by an exception: {}", request_id_, e.what());
-    cancel_all();
-    fail(ApiError{500, "the server failed to write this answer", "", ""});
-  }
 }
 
 void Generation::on_output(size_t index, RequestOutput output) {

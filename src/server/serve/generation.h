@@ -35,7 +35,6 @@ class Generation final : public LiveRequest {
   void set_parser(Choice& choice, bool* needs_special) const;
   MaybeError submit_all();
   void start_stream();
-  void on_output_or_fail(size_t index, RequestOutput output);
   void on_output(size_t index, RequestOutput output);
   std::vector<ToolEvent> take(Choice& choice, RequestOutput& output);
   // Of an answer that is told in one piece.

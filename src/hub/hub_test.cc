@@ -368,6 +368,32 @@ TEST_F(BlobDownloadTest, PassingTroubleIsWaitedOut) {
   EXPECT_EQ(blob(), "0123456789");
 }
 
+TEST(FetchHubModel, ABusyHubIsWaitedFor) {
+  const HubAccess access{"https://hub", "secret"};
+  const HubName name{"org/name", "main", ""};
+  const std::string list = R"({"sha": "0123456789012345678901234567890123456789", "siblings": []})";
+  ScriptedClient client;
+  client.answers = {{503, ""}, {429, "", {{"retry-after", "0"}}}, {200, list}};
+  const auto model = fetch_hub_model(client, access, name, 1ms, nullptr);
+  ASSERT_TRUE(model.ok()) << model.error().message;
+  EXPECT_EQ(model->commit, "0123456789012345678901234567890123456789");
+  for (const auto& [status, words] :
+       {std::pair(429, "takes no more requests now"), {503, "answered with status 503"}}) {
+    client.answers.assign(10, {status, ""});
+    const auto refused = fetch_hub_model(client, access, name, 1ms, nullptr);
+    ASSERT_FALSE(refused.ok());
+    // A hub that answers is there, and the one that was meant.
+    EXPECT_EQ(refused.error().message.find("is there a network"), std::string::npos) << refused.error().message;
+    EXPECT_NE(refused.error().message.find(words), std::string::npos) << refused.error().message;
+    EXPECT_TRUE(refused.error().message.ends_with("(tried 5 times)")) << refused.error().message;
+    EXPECT_EQ(client.answers.size(), 5u);
+  }
+  client.requests.clear();
+  client.answers.assign(10, {404, ""});
+  EXPECT_FALSE(fetch_hub_model(client, access, name, 1ms, nullptr).ok());
+  EXPECT_EQ(client.requests.size(), 1u);
+}
+
 TEST_F(BlobDownloadTest, TriesAreCountedOnlyWhileNothingArrives) {
   for (char digit = '0'; digit < '8'; ++digit) {
     const std::string range = std::string("bytes ") + digit + "-9/10";

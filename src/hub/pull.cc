@@ -219,7 +219,7 @@ class Pull {
 Result<PulledModel> pull(const HubName& name, const PullOptions& options) {
   NFP_ASSIGN_OR_RETURN(const auto client, HttpClient::create());
   NFP_ASSIGN_OR_RETURN(HubModel model,
-                       fetch_hub_model(*client, options.access, name, options.stop));
+                       fetch_hub_model(*client, options.access, name, options.retry_delay, options.stop));
   return Pull(name, options, std::move(model)).run();
 }
 

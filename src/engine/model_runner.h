@@ -82,6 +82,7 @@ class ModelRunner final : public StepRunner {
   Status prepare();
   // Of a KV cache whose size in blocks is not given.
   Result<int64_t> choose_kv_blocks() const;
+  void warn_of_memory(const KvCacheSpec& spec) const;
   Result<int64_t> blocks_that_fit(uint64_t block_bytes) const;
   // Some of a plan's items, that one launch computes; `first` is the index of the first.
   struct Part {

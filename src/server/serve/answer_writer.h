@@ -25,6 +25,8 @@ struct LogprobLists {
   void clear();  // but for `offset`
   // Appends `content` to another list, and is empty then.
   void move_content(std::string* list);
+  // Puts others, of completions, before its own.
+  void prepend(const LogprobLists& others);
 };
 
 struct ToolCall {
@@ -50,6 +52,7 @@ struct Choice {
   std::vector<AnswerPart> parts;  // in the order in which the model wrote them; without a stream
   std::string prompt_text;        // with echo
   std::vector<OutputToken> prompt_logprobs;
+  LogprobLists echoed;  // the prompt's, without a stream
   LogprobLists logprobs;
   ToolEvent::Kind now = ToolEvent::Kind::kText;  // what the last token that showed was of
   int32_t reasoning_tokens = 0;

@@ -229,6 +229,29 @@ TEST_F(ApiTest, APromptIsScoredOnceForItsChoices) {
   EXPECT_EQ(chat["prompt_logprobs"].size(), chat["usage"]["prompt_tokens"].get<size_t>());
 }
 
+TEST_F(ApiTest, AnEchoIsScoredOnceForItsChoices) {
+  start();
+  for (const int tokens : {2, 0}) {
+    const auto answer = [&](int n) {
+      return ask("/v1/completions",
+                 fmt::format(R"({{"prompt":["{}","\u00e4b"],"max_tokens":{},"echo":true,"logprobs":1,)"
+                             R"("temperature":0,"n":{}}})",
+                             std::string(100, 'p'), tokens, n));
+    };
+    const Json one = answer(1), three = answer(3);
+    ASSERT_EQ(three["choices"].size(), 6u);
+    for (size_t i = 0; i < 6; ++i) {
+      EXPECT_EQ(three["choices"][i]["logprobs"], one["choices"][i / 3]["logprobs"]);
+      EXPECT_EQ(three["choices"][i]["text"], one["choices"][i / 3]["text"]);
+    }
+    EXPECT_EQ(one["choices"][0]["logprobs"]["text_offset"].size(), 100u + static_cast<size_t>(tokens));
+  }
+  const std::string metrics = send("GET", "/metrics")->head.body;
+  const size_t cached = metrics.find("\nvllm:prompt_tokens_cached_total");
+  ASSERT_NE(cached, std::string::npos);
+  EXPECT_EQ(metrics.substr(metrics.find("} ", cached) + 2, 4), std::to_string(2 * 2 * 96) + "\n");
+}
+
 TEST_F(ApiTest, OffsetsAreThoseOfTheText) {
   start();
   // Special tokens that are left out add nothing to it.

@@ -10,6 +10,7 @@
 #include "server/serve/response_writer.h"
 #include "server/serve/responses_writer.h"
 #include "server/tools/parameter_schema.h"
+#include "text/unicode.h"
 
 namespace nfp::server {
 namespace {
@@ -260,6 +261,7 @@ MaybeError Generation::submit_all() {
       choice.engine_id = fmt::format("{}-{}", writer_->id(), choice.index);
       choice.stop_reason = "null";
       if (request_.echo) choice.prompt_text = prepared_.prompt_texts[p];
+      if (!request_.stream) choice.logprobs.offset = static_cast<int64_t>(text::count_code_points(choice.prompt_text));
       if (request_.return_token_ids) choice.prompt_ids = prepared_.prompts[p];
       set_parser(choice, &needs_special);
     }
@@ -284,10 +286,13 @@ MaybeError Generation::submit_all() {
     if (sampling.seed) *sampling.seed += static_cast<uint64_t>(choice.sample);
     sampling.logprobs = request_.wants_logprobs || request_.best_of > request_.n;
     sampling.top_logprobs = request_.wants_logprobs ? request_.top_logprobs : 0;
-    // For all of a prompt's choices; respond_whole() gives them to the others.
-    if (choice.sample == 0) sampling.prompt_logprobs = request_.prompt_logprobs;
-    if (request_.echo && request_.wants_logprobs) {
-      sampling.prompt_logprobs = std::max(request_.top_logprobs, request_.prompt_logprobs.value_or(0));
+    // For all of a prompt's choices; respond_whole() gives them to the others. A stream tells each choice's echo as it
+    // comes.
+    if (choice.sample == 0 || request_.stream) {
+      sampling.prompt_logprobs = request_.prompt_logprobs;
+      if (request_.echo && request_.wants_logprobs) {
+        sampling.prompt_logprobs = std::max(request_.top_logprobs, request_.prompt_logprobs.value_or(0));
+      }
     }
     request.precision = request_.precision.value_or(state_->default_precision);
     if (request_.slo_ttft_ms) request.slo_ttft_s = *request_.slo_ttft_ms / 1e3;
@@ -367,7 +372,8 @@ std::vector<ToolEvent> Generation::take(Choice& choice, RequestOutput& output) {
   for (const OutputToken& token : output.tokens) choice.score += token.logprob;
   if (!output.prompt_logprobs.empty()) {
     if (request_.echo && request_.wants_logprobs) {
-      writer_->add_logprobs(output.prompt_logprobs, choice.prompt_text, &choice.logprobs);
+      writer_->add_logprobs(output.prompt_logprobs, choice.prompt_text,
+                            request_.stream ? &choice.logprobs : &choice.echoed);
     }
     if (request_.prompt_logprobs) choice.prompt_logprobs = std::move(output.prompt_logprobs);
   }
@@ -463,9 +469,9 @@ void Generation::finish_stream() {
 
 void Generation::respond_whole() {
   for (Choice& choice : choices_) {
-    if (choice.prompt_logprobs.empty()) {
-      choice.prompt_logprobs = choices_[choice.prompt * static_cast<size_t>(request_.best_of)].prompt_logprobs;
-    }
+    const Choice& scored = choices_[choice.prompt * static_cast<size_t>(request_.best_of)];
+    if (choice.prompt_logprobs.empty()) choice.prompt_logprobs = scored.prompt_logprobs;
+    choice.logprobs.prepend(scored.echoed);
   }
   std::vector<const Choice*> shown;
   for (const Choice& choice : choices_) shown.push_back(&choice);

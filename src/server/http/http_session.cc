@@ -115,7 +115,9 @@ class Session final : public std::enable_shared_from_this<Session> {
   void send_more();
   void dispatch(Request request);
   void answer_early(const Response& response);
-  void append_head(const Response& response, bool chunked);
+  void append_head(const Response& response, bool stream);
+  template <typename Append>
+  void append_whole(const Append& append);
   void end_answer();
   void count_end();
   void abort_connection();
@@ -355,7 +357,8 @@ asio::awaitable<void> Session::run() {
   abort_connection();
 }
 
-void Session::append_head(const Response& response, bool chunked) {
+void Session::append_head(const Response& response, bool stream) {
+  const bool chunked = stream && !http_1_0_;
   const auto seconds = method_.empty() ? Clock::duration(0) : Clock::now() - arrived_;
   context_.handler->answered(method_, path_, response.status, std::chrono::duration<double>(seconds).count());
   fmt::format_to(std::back_inserter(out_), "HTTP/1.1 {} {}\r\n", response.status, reason_phrase(response.status));
@@ -366,17 +369,31 @@ void Session::append_head(const Response& response, bool chunked) {
   for (const Header& header : response.headers) append_header(out_, header.name, header.value);
   if (chunked) {
     out_.append("Transfer-Encoding: chunked\r\n");
-  } else if (!streaming_ && response.status != 204) {
+  } else if (!stream && response.status != 204) {
     fmt::format_to(std::back_inserter(out_), "Content-Length: {}\r\n", response.body.size());
   }
   if (*context_.draining) keep_alive_ = false;
   out_.append(keep_alive_ ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n");
 }
 
+// All that it appends or, where there is no memory for that, nothing, so that an error can still be told.
+template <typename Append>
+void Session::append_whole(const Append& append) {
+  const size_t before = out_.size();
+  try {
+    append();
+  } catch (const std::exception&) {
+    out_.resize(before);
+    throw;
+  }
+}
+
 void Session::respond(const Response& response) {
   if (streaming_) return finish();
-  append_head(response, false);
-  if (!head_only_ && response.status != 204) out_.append(response.body);
+  append_whole([&] {
+    append_head(response, /*stream=*/false);
+    if (!head_only_ && response.status != 204) out_.append(response.body);
+  });
   end_answer();
 }
 
@@ -385,17 +402,17 @@ void Session::answer_early(const Response& response) {
   keep_alive_ = false;
   close_after_ = true;
   streaming_ = false;
-  append_head(response, false);
+  append_head(response, /*stream=*/false);
   if (!head_only_) out_.append(response.body);
   flush();
 }
 
 void Session::start(const Response& head) {
   if (streaming_) return;
-  streaming_ = true;
   chunked_ = !http_1_0_;
   if (http_1_0_) keep_alive_ = false;  // the end of the connection is the end of the body
-  append_head(head, chunked_);
+  append_whole([&] { append_head(head, /*stream=*/true); });
+  streaming_ = true;
   if (!head.body.empty()) return write(head.body);
   loop_->flush_later(shared_from_this());
 }
@@ -415,7 +432,7 @@ void Session::write(std::string_view piece) {
   }
   if (!head_only_) {
     if (chunked_) {
-      append_chunk(out_, piece);
+      append_whole([&] { append_chunk(out_, piece); });
     } else {
       out_.append(piece);
     }

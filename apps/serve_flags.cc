@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <string_view>
+#include <utility>
 
 #include "base/log.h"
 #include "base/mapped_file.h"
@@ -15,10 +17,11 @@ namespace nfp {
 namespace {
 
 // Spaces around a key are never meant: no client could send them in its header.
-std::string trimmed(const std::string& text) {
+std::string trimmed(std::string_view text) {
   constexpr const char* kSpace = " \t\r\n";
   const size_t begin = text.find_first_not_of(kSpace);
-  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
+  return begin == std::string_view::npos ? ""
+                                         : std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
 }
 
 // Keys are separated by commas in the environment and by line ends in a file.
@@ -33,8 +36,9 @@ Status add_api_keys(const std::string& path, std::vector<std::string>* keys) {
     std::ifstream file(path);
     if (!file) return error(ErrorCode::kUsage, "--api-key-file {}: cannot be read", path);
     const size_t before = keys->size();
+    bool first = true;
     for (std::string line; std::getline(file, line);) {
-      line = trimmed(line);
+      line = trimmed(std::exchange(first, false) ? text::without_byte_order_mark(line) : line);
       if (!line.empty() && line.front() != '#') keys->push_back(line);
     }
     if (keys->size() == before) return error(ErrorCode::kUsage, "--api-key-file {}: holds no key", path);

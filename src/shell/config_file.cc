@@ -18,8 +18,7 @@ class Reader {
       : text_(text), name_(name), table_(table) {}
 
   Result<std::vector<ConfigEntry>> read() {
-    constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";  // as Windows's editors begin a file
-    if (text_.starts_with(kByteOrderMark)) place_ = kByteOrderMark.size();
+    place_ = text_.size() - text::without_byte_order_mark(text_).size();
     std::vector<ConfigEntry> entries;
     std::set<std::string> keys;
     bool headed = false;

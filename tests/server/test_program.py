@@ -107,7 +107,7 @@ def test_a_log_that_nobody_reads():
 
 
 def test_start_keys_and_names(launch_real, tmp_path):
-    (tmp_path / "keys").write_text("# keys\nfrom-file\n\nsecond\r\n")
+    (tmp_path / "keys").write_text("\ufefffrom-file\n# keys\n\nsecond\r\n", encoding="utf-8")
     os.environ["NESTEDFP_API_KEY"] = " from-env, and-more\t"
     try:
         server = launch_real("alias", "--api-key-file", tmp_path / "keys", "--api-key", "from-flag", "--max-model-len", 256,

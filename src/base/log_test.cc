@@ -60,8 +60,9 @@ void log_into_a_full_pipe() {
   ::dup2(ends[1], STDERR_FILENO);
   log::never_wait();
   ::alarm(60);
-  constexpr int kThreads = 4, kLines = 1000;
+  constexpr long kThreads = 4, kLines = 1000;
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([] {
       for (int i = 0; i < kLines; ++i) log::error("{}", std::string(i % 100 == 0 ? 6000 : 100, 'x'));

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -52,10 +53,14 @@ class Unwaiting {
     // A description of our own, where there is one to be had: that of standard error is the shell's, too, and not ours
     // to make non-blocking. Not of a file, in which it would write at a place of its own.
     struct stat kind = {};
-    if (::fstat(STDERR_FILENO, &kind) == 0 && (S_ISFIFO(kind.st_mode) || ::isatty(STDERR_FILENO) != 0)) {
-      const int own = ::open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-      if (own >= 0) to_ = own;
+    if (::fstat(STDERR_FILENO, &kind) != 0) return;
+    socket_ = S_ISSOCK(kind.st_mode);  // systemd's journal
+    int own = -1;
+    if (S_ISFIFO(kind.st_mode) || ::isatty(STDERR_FILENO) != 0) {
+      own = ::open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     }
+    if (own >= 0) to_ = own;
+    blocks_ = own < 0 && !socket_;
   }
 
   void say(std::string_view text) {
@@ -87,19 +92,32 @@ class Unwaiting {
   ssize_t put_piece(std::string_view piece) {
     const auto end = Clock::now() + (kPatience * (lost_ == 0 ? 1 : 0));
     while (true) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()).count();
-      pollfd room{to_, POLLOUT, 0};
-      const int ready = ::poll(&room, 1, static_cast<int>(std::max<int64_t>(left, 0)));
-      const ssize_t taken = ready > 0 ? ::write(to_, piece.data(), piece.size()) : -1;
+      const ssize_t taken = blocks_ && !wait_for_room(0) ? -1 : write_now(piece);
       if (taken >= 0) return taken;
-      if (ready > 0 && errno != EINTR && errno != EAGAIN) return -1;
-      if (Clock::now() >= end) return -1;
+      if (errno != EINTR && errno != EAGAIN) return -1;
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()).count();
+      if (left <= 0) return -1;
+      wait_for_room(static_cast<int>(left));
     }
+  }
+
+  // Else errno is EAGAIN, or what poll() says.
+  bool wait_for_room(int milliseconds) const {
+    pollfd room{to_, POLLOUT, 0};
+    errno = EAGAIN;
+    return ::poll(&room, 1, milliseconds) > 0;
+  }
+
+  ssize_t write_now(std::string_view piece) const {
+    if (socket_) return ::send(to_, piece.data(), piece.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    return ::write(to_, piece.data(), piece.size());
   }
 
   std::mutex mutex_;
   int to_ = STDERR_FILENO;
-  bool cut_ = false;  // the last line's end was not taken
+  bool socket_ = false;
+  bool blocks_ = true;  // where it is written to without room
+  bool cut_ = false;    // the last line's end was not taken
   uint64_t lost_ = 0;
 };
 

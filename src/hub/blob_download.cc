@@ -165,7 +165,7 @@ class Download {
       } else {
         delay *= 2;
       }
-      NFP_RETURN_IF_ERROR(wait_to_retry(pause, what_.stop));
+      NFP_RETURN_IF_ERROR(wait_to_retry(problem, pause, what_.stop));
     }
     return ok_status();
   }
@@ -234,7 +234,7 @@ Status download_blob(HttpClient& client, const BlobDownload& download) {
   constexpr int kTriesInSilence = 10;                                          // about a second
   for (int tries = 1; ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0; ++tries) {  // somebody else downloads it
     if (errno != EWOULDBLOCK && errno != EINTR) break;                         // a file system without locks
-    NFP_RETURN_IF_ERROR(wait_to_retry(std::chrono::milliseconds(100), download.stop));
+    NFP_RETURN_IF_ERROR(wait(std::chrono::milliseconds(100), download.stop));
     if (tries == kTriesInSilence) {
       log::warn("{}: {}: another process downloads it, and has locked {}; waiting for that to end",
                 download.name.text(), download.file.path, download.lock);

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/json_depth.h"
+#include "base/log.h"
 #include "base/mapped_file.h"
 
 namespace nfp {
@@ -157,7 +158,7 @@ Result<HubModel> fetch_hub_model(HttpClient& client, const HubAccess& access, co
     const Error problem = refusal(*reply, access, name, "the list of its files");
     if (!is_passing(*reply)) return problem;
     if (tries == kMaxTries) return error(problem.code, "{} (tried {} times)", problem.message, kMaxTries);
-    NFP_RETURN_IF_ERROR(wait_to_retry(std::max(retry_delay, asked_delay(*reply)), stop));
+    NFP_RETURN_IF_ERROR(wait_to_retry(problem, std::max(retry_delay, asked_delay(*reply)), stop));
   }
 }
 
@@ -175,10 +176,10 @@ std::chrono::milliseconds asked_delay(const HttpReply& reply) {
   int seconds = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), seconds);
   if (code != std::errc() || end != text.data() + text.size()) return {};
-  return std::chrono::seconds(std::clamp(seconds, 0, 60));
+  return std::chrono::seconds(std::clamp(seconds, 0, 300));
 }
 
-Status wait_to_retry(std::chrono::milliseconds time, const std::atomic<bool>* stop) {
+Status wait(std::chrono::milliseconds time, const std::atomic<bool>* stop) {
   const auto end = std::chrono::steady_clock::now() + time;
   while (std::chrono::steady_clock::now() < end) {
     if (stop != nullptr && stop->load()) return error(ErrorCode::kCancelled, "stopped");
@@ -186,6 +187,13 @@ Status wait_to_retry(std::chrono::milliseconds time, const std::atomic<bool>* st
         std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(50), end - std::chrono::steady_clock::now()));
   }
   return ok_status();
+}
+
+Status wait_to_retry(const Error& problem, std::chrono::milliseconds time, const std::atomic<bool>* stop) {
+  if (time > std::chrono::seconds(10)) {
+    log::warn("{}; trying again in {} s", problem.message, std::chrono::ceil<std::chrono::seconds>(time).count());
+  }
+  return wait(time, stop);
 }
 
 Error refusal(const HttpReply& reply, const HubAccess& access, const HubName& name, const std::string& what) {

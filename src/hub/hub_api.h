@@ -54,10 +54,13 @@ bool is_passing(const HttpReply& reply);
 // Tries in a row that bring nothing.
 inline constexpr int kMaxTries = 5;
 
-// What the answer asks to wait (Retry-After), a minute at most; 0 where it does not say.
+// What the answer asks to wait (Retry-After), five minutes at most, after which Hugging Face counts requests anew; 0
+// where it does not say.
 std::chrono::milliseconds asked_delay(const HttpReply& reply);
 
 // kCancelled where `stop`, which may be null, is set before.
-Status wait_to_retry(std::chrono::milliseconds time, const std::atomic<bool>* stop);
+Status wait(std::chrono::milliseconds time, const std::atomic<bool>* stop);
+// The same because of `problem`, which is told where it takes long.
+Status wait_to_retry(const Error& problem, std::chrono::milliseconds time, const std::atomic<bool>* stop);
 
 }  // namespace nfp

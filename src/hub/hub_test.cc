@@ -1,8 +1,10 @@
 // The hub's answers, the choice of files and one file's download, against a client that answers from memory.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <deque>
 #include <fstream>
+#include <thread>
 
 #include "base/mapped_file.h"
 #include "hub/blob_download.h"
@@ -366,6 +368,30 @@ TEST_F(BlobDownloadTest, PassingTroubleIsWaitedOut) {
                      {206, "456789", {{"content-range", "bytes 4-9/10"}}}};
   ASSERT_TRUE(download_blob(client_, what_).ok());
   EXPECT_EQ(blob(), "0123456789");
+}
+
+TEST(FetchHubModel, ALongWaitIsTold) {
+  HttpReply reply;
+  EXPECT_EQ(asked_delay(reply), 0s);
+  reply.headers["retry-after"] = "130";
+  EXPECT_EQ(asked_delay(reply), 130s);
+  reply.headers["retry-after"] = "100000";
+  EXPECT_EQ(asked_delay(reply), 300s);
+  ScriptedClient client;
+  client.answers = {{429, "", {{"retry-after", "130"}}}};
+  std::atomic<bool> stop{false};
+  std::thread stops([&] {
+    std::this_thread::sleep_for(100ms);
+    stop = true;
+  });
+  ::testing::internal::CaptureStderr();
+  const auto model = fetch_hub_model(client, HubAccess(), {"org/name", "main", ""}, 1ms, &stop);
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  stops.join();
+  ASSERT_FALSE(model.ok());
+  EXPECT_EQ(model.error().code, ErrorCode::kCancelled);
+  EXPECT_NE(told.find("try again later; with HF_TOKEN set it takes more; trying again in 130 s"), std::string::npos)
+      << told;
 }
 
 TEST(FetchHubModel, ABusyHubIsWaitedFor) {

@@ -22,6 +22,7 @@ struct LogprobLists {
   std::string content;                          // chat
   int64_t offset = 0;                           // code points so far
   bool empty() const { return tokens.empty() && content.empty(); }
+  size_t bytes() const { return tokens.size() + logprobs.size() + tops.size() + offsets.size() + content.size(); }
   void clear();  // but for `offset`
   // Appends `content` to another list, and is empty then.
   void move_content(std::string* list);

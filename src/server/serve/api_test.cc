@@ -252,6 +252,26 @@ TEST_F(ApiTest, AnEchoIsScoredOnceForItsChoices) {
   EXPECT_EQ(metrics.substr(metrics.find("} ", cached) + 2, 4), std::to_string(2 * 2 * 96) + "\n");
 }
 
+TEST_F(ApiTest, BoundsTheMemoryOfLogProbabilities) {
+  budget_ = std::make_shared<http::ByteBudget>(100'000);
+  start({}, /*max_queue=*/1024);
+  const auto request = [](int n, std::string_view more) {
+    return fmt::format(R"({{"prompt":"{}","max_tokens":2,"n":{}{}}})", std::string(200, 'p'), n, more);
+  };
+  for (const char* more : {R"(,"echo":true,"logprobs":3)", R"(,"prompt_logprobs":1)"}) {
+    EXPECT_EQ(ask("/v1/completions", request(1, more))["choices"].size(), 1u);
+    const Json refused = ask("/v1/completions", request(60, more), 429);
+    EXPECT_NE(refused["error"]["message"].get<std::string>().find("log-probabilities"), std::string::npos);
+    EXPECT_EQ(ask("/v1/completions", request(60, ""))["choices"].size(), 60u);
+  }
+  EXPECT_EQ(
+      ask("/v1/completions", R"({"prompt":"a","max_tokens":400,"n":20,"logprobs":5,"ignore_eos":true})", 429).size(),
+      1u);
+  TearDown();
+  exchanges_.clear();
+  EXPECT_EQ(budget_->used(), 0u);
+}
+
 TEST_F(ApiTest, OffsetsAreThoseOfTheText) {
   start();
   // Special tokens that are left out add nothing to it.

@@ -339,7 +339,15 @@ void Generation::on_output(size_t index, RequestOutput output) {
     return fail(failure);
   }
   if (first_token_ == Clock::time_point()) first_token_ = Clock::now();
+  const size_t scores = scores_;
   const std::vector<ToolEvent> events = take(choice, output);
+  // The lists, the answer that is made of them, and what the connection has of that. Of everything else an answer has
+  // little beside its request.
+  if (!request_.stream && !lease_.resize(lease_.bytes() + 3 * (scores_ - scores))) {
+    cancel_all();
+    return fail(
+        ApiError{429, "the log-probabilities that this request asks for are more than the server may hold", "", ""});
+  }
   if (request_.stream) {
     start_stream();
     scratch_.clear();
@@ -370,16 +378,7 @@ std::vector<ToolEvent> Generation::take(Choice& choice, RequestOutput& output) {
     }
   }
   for (const OutputToken& token : output.tokens) choice.score += token.logprob;
-  if (!output.prompt_logprobs.empty()) {
-    if (request_.echo && request_.wants_logprobs) {
-      writer_->add_logprobs(output.prompt_logprobs, choice.prompt_text,
-                            request_.stream ? &choice.logprobs : &choice.echoed);
-    }
-    if (request_.prompt_logprobs) choice.prompt_logprobs = std::move(output.prompt_logprobs);
-  }
-  if (request_.wants_logprobs && !request_.no_output) {
-    writer_->add_logprobs(output.tokens, std::nullopt, &choice.logprobs);
-  }
+  take_logprobs(choice, output);
   if (request_.no_output) {
     output.text.clear();
     if (choice.finish) choice.finish = FinishReason::kLength;
@@ -392,6 +391,27 @@ std::vector<ToolEvent> Generation::take(Choice& choice, RequestOutput& output) {
   if (request_.api == TextApi::kResponses) keep_logprobs_of_text(choice, events);
   if (!request_.stream) keep_parts(choice, events);
   return events;
+}
+
+void Generation::take_logprobs(Choice& choice, RequestOutput& output) {
+  const auto add = [&](std::span<const OutputToken> tokens, std::optional<std::string_view> echo, LogprobLists& lists,
+                       size_t shown) {
+    const size_t before = lists.bytes();
+    writer_->add_logprobs(tokens, echo, &lists);
+    scores_ += (lists.bytes() - before) * shown;
+  };
+  if (!output.prompt_logprobs.empty()) {
+    const auto choices = static_cast<size_t>(request_.best_of);
+    if (request_.echo && request_.wants_logprobs) {
+      add(output.prompt_logprobs, choice.prompt_text, request_.stream ? choice.logprobs : choice.echoed, choices);
+    }
+    if (request_.prompt_logprobs) {
+      constexpr size_t kEntry = 64;  // of JSON, about
+      for (const OutputToken& token : output.prompt_logprobs) scores_ += kEntry * (1 + token.top.size()) * choices;
+      choice.prompt_logprobs = std::move(output.prompt_logprobs);
+    }
+  }
+  if (request_.wants_logprobs && !request_.no_output) add(output.tokens, std::nullopt, choice.logprobs, 1);
 }
 
 void Generation::keep_parts(Choice& choice, std::span<const ToolEvent> events) const {

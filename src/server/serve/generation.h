@@ -37,6 +37,7 @@ class Generation final : public LiveRequest {
   void start_stream();
   void on_output(size_t index, RequestOutput output);
   std::vector<ToolEvent> take(Choice& choice, RequestOutput& output);
+  void take_logprobs(Choice& choice, RequestOutput& output);
   // Of an answer that is told in one piece.
   void keep_parts(Choice& choice, std::span<const ToolEvent> events) const;
   void keep_logprobs_of_text(Choice& choice, std::span<const ToolEvent> events) const;
@@ -58,6 +59,7 @@ class Generation final : public LiveRequest {
   std::vector<Choice> choices_;  // prompts x best_of
   size_t unfinished_ = 0;
   bool streaming_ = false;  // the head has been sent
+  size_t scores_ = 0;       // bytes of log-probabilities that an answer in one piece will have
   std::chrono::steady_clock::time_point first_token_;
   std::string scratch_;
 };

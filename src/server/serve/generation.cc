@@ -250,6 +250,15 @@ void Generation::set_parser(Choice& choice, bool* needs_special) const {
 
 MaybeError Generation::submit_all() {
   const auto samples = static_cast<size_t>(request_.best_of);
+  // Each choice has its prompt as a request, as a sequence and, where they are asked for, as text or ids.
+  uint64_t copies = 0;
+  for (size_t p = 0; p < prepared_.prompts.size(); ++p) {
+    const size_t arrays = request_.return_token_ids ? 3 : 2;
+    copies += samples * (prepared_.prompts[p].size() * sizeof(int32_t) * arrays + prepared_.prompt_texts[p].size());
+  }
+  if (!lease_.resize(lease_.bytes() + copies)) {
+    return ApiError{429, "the server holds as many bytes of requests as it may; try again later", "", ""};
+  }
   bool needs_special = false;
   choices_.reserve(prepared_.prompts.size() * samples);
   for (size_t p = 0; p < prepared_.prompts.size(); ++p) {

@@ -53,9 +53,10 @@ struct ConvertFlags {
   int thread_count() const { return threads > 0 ? threads : usable_cpu_count(); }
 };
 
-// What --calibrate auto means here: self where it takes under a minute, else nothing and a word about it. A checkpoint
-// that has its uppers keeps them.
-std::string decide(const ConvertFlags& flags, const ModelSource& source, ThreadPool& threads) {
+// What --calibrate auto means here: self where it takes under a minute, or was made before; else nothing and a word
+// about it. A checkpoint that has its uppers keeps them.
+std::string decide(const ConvertFlags& flags, const ModelSource& source, ThreadPool& threads,
+                   const ProgressCallback& progress) {
   if (flags.calibration.calibrate != kAuto) return flags.calibration.calibrate;
   const auto config = parse_config(source.config_json(), source.path() + ": config.json");
   const bool nested = std::any_of(source.tensors().begin(), source.tensors().end(),
@@ -65,6 +66,9 @@ std::string decide(const ConvertFlags& flags, const ModelSource& source, ThreadP
   options.text = kSelfText;
   const double seconds = estimate_calibration(*config, options, threads);
   if (seconds <= kQuickSeconds) return kSelfText;
+  options.threads = flags.threads;
+  options.progress = progress;
+  if (is_calibrated(source, options)) return kSelfText;
   log::say("--calibrate self would bring FP8 closer to FP16; here it would take about {:.0f} minutes\n",
            std::ceil(seconds / 60));
   return "none";
@@ -101,7 +105,7 @@ Status run_convert(ConvertFlags flags) {
     ConvertOptions options = flags.options();
     options.progress = bar.callback();
     const bool asked = flags.calibration.calibrate != kAuto || !flags.calibration.calibration_flag().empty();
-    flags.calibration.calibrate = decide(flags, *source, threads);
+    flags.calibration.calibrate = decide(flags, *source, threads, options.progress);
     NFP_RETURN_IF_ERROR(flags.calibration.check_calibration());
     // Families that other engines alone know are converted too: what they imply is not known here.
     if (const auto config = parse_config(source->config_json(), source->path() + ": config.json"); config.ok()) {
@@ -164,7 +168,7 @@ void add_convert(CLI::App& app, Status& status) {
       ->description(
           "choose the FP8 neighbour of every weight so that FP8 is closest to FP16, which stays exact: self (on text "
           "that "
-          "the model writes), a text file, none, or auto: self where that takes under a minute");
+          "the model writes), a text file, none, or auto: self where that takes under a minute or was done before");
   verb->callback([flags, &status] { status = run_convert(*flags); });
 }
 

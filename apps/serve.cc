@@ -158,6 +158,7 @@ Status run(ServeFlags& flags) {
   }
   const std::string policy_name = engine.engine->policy().name();
   stop.reset();
+  log::never_wait();
   NFP_RETURN_IF_ERROR(service->serve(facts, std::move(engine.engine)));
   print_start(*loaded, made, max_context, facts, engine.runner->kv_bytes(), policy_name, took, service->url());
   std::optional<server::StallWatch> watch;

@@ -4,9 +4,12 @@
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <string_view>
+#include <utility>
 
 #include "base/log.h"
 #include "base/mapped_file.h"
+#include "base/process_memory.h"
 #include "eval/start_steps.h"
 #include "policy/slo_policy.h"
 #include "text/utf8.h"
@@ -15,10 +18,11 @@ namespace nfp {
 namespace {
 
 // Spaces around a key are never meant: no client could send them in its header.
-std::string trimmed(const std::string& text) {
+std::string trimmed(std::string_view text) {
   constexpr const char* kSpace = " \t\r\n";
   const size_t begin = text.find_first_not_of(kSpace);
-  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
+  return begin == std::string_view::npos ? ""
+                                         : std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
 }
 
 // Keys are separated by commas in the environment and by line ends in a file.
@@ -33,8 +37,9 @@ Status add_api_keys(const std::string& path, std::vector<std::string>* keys) {
     std::ifstream file(path);
     if (!file) return error(ErrorCode::kUsage, "--api-key-file {}: cannot be read", path);
     const size_t before = keys->size();
+    bool first = true;
     for (std::string line; std::getline(file, line);) {
-      line = trimmed(line);
+      line = trimmed(std::exchange(first, false) ? text::without_byte_order_mark(line) : line);
       if (!line.empty() && line.front() != '#') keys->push_back(line);
     }
     if (keys->size() == before) return error(ErrorCode::kUsage, "--api-key-file {}: holds no key", path);
@@ -167,10 +172,11 @@ void ServeFlags::add_serving(CLI::App& app) {
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app.add_option("--max-body-mb", max_body_mb, "size of a request")->check(CLI::Range(1, 1024))->capture_default_str();
-  app.add_option("--max-request-memory", service.http.max_request_bytes,
-                 "bytes of all requests together: read, parsed and waiting, e.g. 1GB")
-      ->transform(CLI::AsSizeValue(false))
-      ->capture_default_str();
+  request_memory_given = app.add_option("--max-request-memory", service.http.max_request_bytes,
+                                        "bytes of all requests together: read, parsed and waiting, e.g. 1GB; unless it "
+                                        "is given at most a quarter of free memory")
+                             ->transform(CLI::AsSizeValue(false))
+                             ->capture_default_str();
   app.add_option("--response-store-memory", service.response_store_bytes,
                  "bytes of answers that /v1/responses keeps for previous_response_id, e.g. 64MB; 0 = none")
       ->transform(CLI::AsSizeValue(false))
@@ -212,6 +218,10 @@ Status ServeFlags::resolve() {
   service.grammars.compile_time = std::chrono::milliseconds(static_cast<int64_t>(grammar_compile_s * 1e3));
   service.grammars.token_mean = std::chrono::microseconds(static_cast<int64_t>(grammar_token_ms * 1e3));
   service.http.max_body_bytes = uint64_t{max_body_mb} << 20;
+  if (request_memory_given->count() == 0) {
+    constexpr uint64_t kLeast = 64 << 20;  // a few large requests
+    service.http.max_request_bytes = std::min(service.http.max_request_bytes, std::max(kLeast, available_memory() / 4));
+  }
   if (service.http.max_request_bytes < (1 << 20)) {
     return error(ErrorCode::kUsage, "--max-request-memory {}: at least 1MB, or most requests are answered 429",
                  service.http.max_request_bytes);

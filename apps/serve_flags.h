@@ -36,6 +36,7 @@ struct ServeFlags {
   // Whether these were given by the user, whose word is not raised to what the machine can do.
   const CLI::Option* slo_ttft_given = nullptr;
   const CLI::Option* slo_itl_given = nullptr;
+  const CLI::Option* request_memory_given = nullptr;
   std::string default_request_precision = "auto";
   std::string pooling = "last";
   std::string kv_dtype = "f16";

@@ -370,7 +370,7 @@ typedef struct nfp_attention_call {
   const int32_t* block_table; /* [sequences, table_width] */
   int32_t table_width;
   int32_t first_sequence;
-  int32_t sequences; /* times kv_heads at most 65536 */
+  int32_t sequences; /* times kv_heads at most nfp_max_attention_rows() */
   int32_t tokens;    /* prefill: query tokens of these sequences, or more */
   /* Decode: the longest context, as far as it is known, else 0: sizes the launch of few sequences. Any works. */
   int32_t likely_context;
@@ -379,6 +379,7 @@ typedef struct nfp_attention_call {
   void* workspace;           /* 16-byte aligned, zero before its first call, which each call leaves fit for the next */
   size_t workspace_bytes;
 } nfp_attention_call;
+NFP_API int64_t nfp_max_attention_rows(void);
 /* Bytes of workspace for decode and prefill calls like this one, and those with fewer sequences. Of `call` the shape
  * counts (heads, kv_heads, head_dim), kv_type, sequences and deterministic. */
 NFP_API nfp_status nfp_attention_workspace_bytes(nfp_gpu* gpu, const nfp_attention_call* call, size_t* bytes);

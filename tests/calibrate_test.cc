@@ -304,8 +304,15 @@ TEST_F(CalibrateTest, AFileIsCompensatedForAndOwnTextIsNot) {
 }
 
 TEST_P(CalibrateBothWaysTest, GoesOnAfterAnInterruption) {
+  const auto source = ModelSource::open(model_);
+  ASSERT_TRUE(source.ok());
+  EXPECT_FALSE(is_calibrated(**source, options("cache")));
   const auto whole = calibrate(model_, options("cache"));
   ASSERT_TRUE(whole.ok()) << whole.error().message;
+  EXPECT_TRUE(is_calibrated(**source, options("cache")));
+  CalibrationOptions others = options("cache");
+  others.seed = 99;
+  EXPECT_FALSE(is_calibrated(**source, others));
   std::string torn, damaged;
   // As if it had been stopped after the first layer, and the order's file had been torn.
   for (const auto& entry : fs::recursive_directory_iterator(folder_ / "cache")) {
@@ -314,6 +321,7 @@ TEST_P(CalibrateBothWaysTest, GoesOnAfterAnInterruption) {
     if (name == "order.json") torn = entry.path().string();
   }
   ASSERT_TRUE(write_file(torn, "[{").ok());
+  EXPECT_FALSE(is_calibrated(**source, options("cache")));
   const auto again = calibrate(model_, options("cache"));
   ASSERT_TRUE(again.ok()) << again.error().message;
   expect_equal(*whole, *again);

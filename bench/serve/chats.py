@@ -91,6 +91,7 @@ def serve(program, model, precision, chats, tokens):
 
 def main():
     program, model, out, *counts = record.arguments(__doc__, 3)
+    record.check(out)
     chats = int(counts[0]) if counts else 32
     tokens = int(counts[1]) if len(counts) > 1 else 128
     result = {"what": f"{chats} concurrent streamed chats through nestedfp serve against nestedfp bench --batch {chats}",

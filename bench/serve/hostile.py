@@ -403,7 +403,9 @@ def arguments():
     parser.add_argument("--case", action="append", choices=sorted(CASES))
     parser.add_argument("--flag", action="append", default=[])
     parser.add_argument("--sanitized", action="store_true", help="memory is not judged: a sanitizer keeps what was freed")
-    return parser.parse_args()
+    args = parser.parse_args()
+    record.check(args.out)
+    return args
 
 
 def start(args):

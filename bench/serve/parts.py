@@ -50,6 +50,7 @@ def bursts(out, variation, seed):
 
 def main():
     program, table, traces, out, *flags = record.arguments(__doc__, 4)
+    record.check(out)
     y24, y23 = (os.path.join(traces, name) for name in ("azure-llm-2024-conv-20min.csv", "azure-llm-2023-conv.csv"))
     runs = {}
     with tempfile.TemporaryDirectory() as folder:

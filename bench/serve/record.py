@@ -19,6 +19,18 @@ def arguments(usage, least):
     return given
 
 
+def check(out):
+    """Ends the program where `out` cannot be written, before it measures for minutes."""
+    new = not os.path.exists(out)
+    try:
+        with open(out, "a", encoding="utf-8"):
+            pass
+    except OSError as failed:
+        sys.exit(f"{out}: cannot be written: {failed.strerror}")
+    if new:
+        os.remove(out)
+
+
 def host():
     with open("/proc/cpuinfo", encoding="ascii") as f:
         cpu = re.search(r"model name\s*: (.*)", f.read())

@@ -17,6 +17,7 @@ import httpx
 import record
 
 PROGRAM, MODEL, PROMPTS, OUT, *MORE = record.arguments(__doc__, 4)
+record.check(OUT)
 COUNT = int(MORE[0]) if MORE else 64
 TOKENS, AT_ONCE = 48, 32
 

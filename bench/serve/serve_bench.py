@@ -28,6 +28,7 @@ class Server:
 
 def main():
     build, out = record.arguments(__doc__, 2)[:2]
+    record.check(out)
     server_program = os.path.join(build, "src/server/nestedfp-serve-fake")
     load_program = os.path.join(build, "bench/serve_load")
 

@@ -212,6 +212,7 @@ def main():
     parser.add_argument("--trace", help="an Azure trace (CSV)")
     parser.add_argument("--keep-steps", help="a folder for the servers' step logs, the table and what became of each request")
     args = parser.parse_args()
+    record.check(args.out)
     Server.keep_steps = args.keep_steps
     parts = args.parts.split(",")
     result = {"what": __doc__.split("\n")[0], **record.host(), "load_average": os.getloadavg()[0]}

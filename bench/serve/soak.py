@@ -19,6 +19,7 @@ import httpx
 import record
 
 PROGRAM, MODEL, SECONDS, OUT, *MORE = record.arguments(__doc__, 4)
+record.check(OUT)
 CLIENTS = int(MORE[0]) if MORE else 24
 FLAGS = MORE[1:]
 SERVERS = []

@@ -183,6 +183,7 @@ def goals(start):
 
 def main():
     program, model, out, *flags = record.arguments(__doc__, 3)
+    record.check(out)
     repeats = 5
     if "--repeats" in flags:
         at = flags.index("--repeats")

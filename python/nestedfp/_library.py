@@ -101,6 +101,7 @@ _FUNCTIONS = {
     "nfp_gpu_read_choices": (c_int32, [c_void_p, c_char_p]),
     "nfp_gpu_workspace_bytes": (c_size_t, []),
     "nfp_max_quantised_columns": (c_int64, []),
+    "nfp_max_attention_rows": (c_int64, []),
     "nfp_gpu_nest": (c_int32, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32, c_void_p, c_void_p,
                                c_void_p, c_void_p, c_void_p]),
     "nfp_gpu_pack": (c_int32, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32, c_void_p, c_void_p]),

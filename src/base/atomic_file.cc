@@ -77,7 +77,7 @@ Result<AtomicFile> AtomicFile::create(const std::string& path, mode_t mode) {
   // A name that nobody can have prepared a file or a link under (O_EXCL takes neither).
   for (int tries = 0; tries < 16 && file.fd_ < 0; ++tries) {
     int code = 0;
-    file.temporary_ = TemporaryPath(path + temporary_suffix(), [&](const std::string& name) {
+    file.temporary_ = TemporaryPath(temporary_beside(path), [&](const std::string& name) {
       file.fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
       code = errno;
       return file.fd_ >= 0;

@@ -170,13 +170,34 @@ TEST_F(Files, AFullDiskIsAnError) {
   EXPECT_NE(status.error().message.find(dir_ + "/c: cannot be written"), std::string::npos);
 }
 
+TEST_F(Files, ANameMayBeAsLongAsTheFileSystemHasThem) {
+  for (const std::string& name : {std::string(255, 'a'), std::string(219, 'a'), "a" + [] {
+                                    std::string text;
+                                    while (text.size() < 254) text += "\u00e4";
+                                    return text;
+                                  }()}) {
+    const std::string path = dir_ + "/" + name;
+    auto file = AtomicFile::create_output(path);
+    ASSERT_TRUE(file.ok()) << file.error().message;
+    ASSERT_TRUE(file->commit().ok());
+    EXPECT_TRUE(read_text_file(path).ok());
+    const std::string temporary = std::filesystem::path(temporary_beside(path)).filename();
+    EXPECT_LE(temporary.size(), 255 - std::string("-stopped").size());
+    const size_t kept = temporary.find(".tmp-");
+    EXPECT_GT(kept, 200u);
+    EXPECT_EQ(name.substr(0, kept), temporary.substr(0, kept));
+    EXPECT_TRUE(kept == name.size() || (name[kept] & 0xc0) != 0x80);
+  }
+  EXPECT_TRUE(temporary_beside(dir_ + "/b").starts_with(dir_ + "/b.tmp-"));
+}
+
 TEST_F(Files, NobodyCanPrepareATemporarysName) {
   // A link under the name that another program could guess, to a file of ours.
   ASSERT_TRUE(write_file(dir_ + "/precious", "kept").ok());
   std::filesystem::create_symlink(dir_ + "/precious", dir_ + "/d.tmp-" + std::to_string(getpid()));
   ASSERT_TRUE(write_file(dir_ + "/d", "new").ok());
   EXPECT_EQ(std::filesystem::file_size(dir_ + "/precious"), 4u);
-  EXPECT_NE(temporary_suffix(), temporary_suffix());
+  EXPECT_NE(temporary_beside("a"), temporary_beside("a"));
 }
 
 TEST_F(Files, WhatAKilledProcessLeftIsToldOfOnceAndStays) {
@@ -188,7 +209,7 @@ TEST_F(Files, WhatAKilledProcessLeftIsToldOfOnceAndStays) {
   ASSERT_TRUE(write_file(left + "/weights", std::string(2'500'000, 'x')).ok());
   // Of this process, which runs; of another output; no temporaries.
   for (const std::string& other :
-       {"a" + temporary_suffix(), fmt::format("b.tmp-{}-0123456789abcdef", child), fmt::format("a.tmp-{}", child),
+       {temporary_beside("a"), fmt::format("b.tmp-{}-0123456789abcdef", child), fmt::format("a.tmp-{}", child),
         fmt::format("a.{}", child), std::string("a.tmp-x-0123456789abcdef")}) {
     ASSERT_TRUE(write_file(dir_ + "/" + other, "x").ok());
   }

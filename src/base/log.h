@@ -20,6 +20,10 @@ void write(Level level, std::string_view message);  // without controls
 // The text as it is: what a program tells people beside its output. Where standard error cannot be written (closed, a
 // full disk) there is nobody to tell, and the work goes on.
 void say_text(std::string_view text);
+// From now on nobody waits for whoever reads standard error, but for a moment: what a full pipe or a stopped terminal
+// does not take is dropped, and the next line that it takes is one that counts what is missing. For a server; a program
+// that works for whoever reads it (`... 2>&1 | less`) is better held up.
+void never_wait();
 
 template <typename... Args>
 void say(fmt::format_string<Args...> format, Args&&... args) {

@@ -1,9 +1,11 @@
 #include "base/temporary_path.h"
 
 #include <fmt/format.h>
+#include <limits.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdint>
@@ -55,6 +57,16 @@ uint64_t bytes_in(const std::filesystem::path& path) {
   return bytes;
 }
 
+// Bytes at the end of a path that its temporaries have no room for.
+size_t excess(std::string_view path) {
+  constexpr std::string_view kMost = ".tmp-4194304-0123456789abcdef-stopped";
+  const std::string_view name = path.substr(path.rfind('/') + 1);
+  size_t kept = std::min(name.size(), NAME_MAX - kMost.size());
+  // Whole characters: some file systems take nothing but UTF-8.
+  while (kept > 0 && kept < name.size() && (static_cast<unsigned char>(name[kept]) & 0xc0) == 0x80) --kept;
+  return name.size() - kept;
+}
+
 void remove(const std::string& name) {
   std::error_code ignored;
   std::filesystem::remove_all(name, ignored);
@@ -93,15 +105,17 @@ void TemporaryPath::release() {
   name_.clear();
 }
 
-std::string temporary_suffix() {
+std::string temporary_beside(const std::string& path) {
   std::random_device source;
-  return fmt::format("{}{}-{:08x}{:08x}", kMark, ::getpid(), source(), source());
+  return fmt::format("{}{}{}-{:08x}{:08x}", path.substr(0, path.size() - excess(path)), kMark, ::getpid(), source(),
+                     source());
 }
 
 void warn_of_leftovers(const std::string& path) {
   namespace fs = std::filesystem;
   const fs::path place(path);
-  const std::string begin = place.filename().string() + std::string(kMark);
+  const std::string whole = place.filename().string();
+  const std::string begin = whole.substr(0, whole.size() - excess(whole)) + std::string(kMark);
   std::error_code code;
   for (fs::directory_iterator at(place.has_parent_path() ? place.parent_path() : ".", code), end; !code && at != end;
        at.increment(code)) {

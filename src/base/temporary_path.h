@@ -30,8 +30,9 @@ class TemporaryPath {
   std::string name_;
 };
 
-// What distinguishes a temporary's name from that of its place: ".tmp-", the process and 16 random hexadecimal digits.
-std::string temporary_suffix();
+// A new name beside `path`: its own and ".tmp-", the process and 16 random hexadecimal digits. Of a name so long that
+// no file system would take it with these, only the beginning.
+std::string temporary_beside(const std::string& path);
 
 // Tells, once, of temporaries of the output `path` that processes left which were killed: they may be as large as what
 // was to be written. They stay: whose they are is for a person to say.

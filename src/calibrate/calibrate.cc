@@ -183,6 +183,23 @@ Result<std::vector<Sensitivity>> stored_sensitivity(const ModelSource& source) {
                                source.path());
 }
 
+bool is_calibrated(const ModelSource& source, const CalibrationOptions& options) {
+  const std::string cache = options.cache.empty() ? user_cache_folder() : options.cache;
+  const auto config = parse_config(source.config_json(), source.path() + ": config.json");
+  if (cache.empty() || !config.ok() || !CalibrationStore::any(cache)) return false;
+  const auto key = settings_key(source, options);
+  if (!key.ok()) return false;
+  const auto store = CalibrationStore::open(cache, *key);
+  if (!store.ok() || !saved_text(*store, *config) || (options.smooth && !store->smoothing()) ||
+      (options.measure_sensitivity && !store->sensitivities())) {
+    return false;
+  }
+  for (int32_t layer = 0; layer < config->layers; ++layer) {
+    if (!store->layer(layer)) return false;
+  }
+  return true;
+}
+
 Result<Calibration> calibrate(const std::string& model, const CalibrationOptions& options) {
   NFP_ASSIGN_OR_RETURN(const auto source, ModelSource::open(model));
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source->config_json(), source->path() + ": config.json"));

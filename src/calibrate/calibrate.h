@@ -69,6 +69,9 @@ struct Calibration {
 // Errors: text too short or not UTF-8; a layer whose inputs overflow; a full disk.
 Result<Calibration> calibrate(const std::string& model, const CalibrationOptions& options);
 
+// Whether calibrate() would find all of that in the cache. Reads the weights, where there is any calibration at all.
+bool is_calibrated(const ModelSource& source, const CalibrationOptions& options);
+
 // How a nested checkpoint's upper bytes were chosen, as its config.json says; what it leaves out is as by default. None
 // where it is not calibrated.
 struct StoredCalibration {

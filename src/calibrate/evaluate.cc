@@ -96,7 +96,7 @@ Result<std::string> scratch_folder(const std::string& given) {
 std::string base_path(const std::string& folder) {
   const std::string place = (std::filesystem::path(folder) / "nestedfp-evaluate").string();
   warn_of_leftovers(place);
-  return place + temporary_suffix();
+  return temporary_beside(place);
 }
 
 // As reports have it.

@@ -22,6 +22,8 @@ namespace {
 
 uint64_t hash_text(std::string_view text, uint64_t hash) { return hash_bytes(std::as_bytes(std::span(text)), hash); }
 
+std::string all_in(const std::string& cache_folder) { return cache_folder + "/calibration"; }
+
 constexpr int64_t kPieceBytes = 1 << 20;  // read and hashed at a time
 
 // Four chains of 64-bit words, many times as fast as one of bytes. Each step maps hashes one to one, and turns them, as
@@ -82,9 +84,14 @@ Result<uint64_t> content_key(const ModelSource& source, ThreadPool& threads, con
 
 Result<CalibrationStore> CalibrationStore::open(const std::string& cache_folder, uint64_t key) {
   CalibrationStore store;
-  store.folder_ = fmt::format("{}/calibration/{:016x}", cache_folder, key);
+  store.folder_ = fmt::format("{}/{:016x}", all_in(cache_folder), key);
   store.key_ = key;
   return store;
+}
+
+bool CalibrationStore::any(const std::string& cache_folder) {
+  std::error_code code;
+  return !std::filesystem::is_empty(all_in(cache_folder), code) && !code;
 }
 
 std::string CalibrationStore::layer_path(int32_t index) const {

@@ -27,6 +27,9 @@ class CalibrationStore {
   // `key` of model and settings; the folder is made when something is saved, or by make_folder().
   static Result<CalibrationStore> open(const std::string& cache_folder, uint64_t key);
 
+  // Whether there is any, for whatever model.
+  static bool any(const std::string& cache_folder);
+
   const std::string& folder() const { return folder_; }
   Status make_folder() const;
   // Nothing where it was not saved, or is damaged (it is then computed again).

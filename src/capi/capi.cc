@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "backend/cuda/attention/attention.h"
 #include "backend/cuda/gemm/plan/pack.h"
 #include "base/float_types.h"
 #include "base/thread_pool.h"
@@ -69,6 +70,7 @@ struct nfp_policy {
 extern "C" {
 
 int32_t nfp_abi_version(void) { return NFP_ABI_VERSION; }
+int64_t nfp_max_attention_rows(void) { return nfp::cuda::kMaxAttentionRows; }
 const char* nfp_version(void) { return NFP_VERSION; }
 const char* nfp_build(void) {
 #ifdef NFP_HAVE_CUDA

@@ -162,8 +162,9 @@ Status ModelRunner::prepare() {
     config_.kv_blocks = static_cast<int32_t>(blocks);
   }
   // One block more, for padding.
-  NFP_ASSIGN_OR_RETURN(
-      cache_, backend.make_kv_cache(model_.kv_spec(config_.kv_blocks + 1, config_.block_size, config_.kv_dtype)));
+  const KvCacheSpec spec = model_.kv_spec(config_.kv_blocks + 1, config_.block_size, config_.kv_dtype);
+  if (!backend.memory()) warn_of_memory(spec);
+  NFP_ASSIGN_OR_RETURN(cache_, backend.make_kv_cache(spec));
   input_->set_scratch_block(config_.kv_blocks);
   for (Slot& slot : slots_) {
     NFP_ASSIGN_OR_RETURN(slot.sampled, backend.allocate_host(sampled_.bytes()));
@@ -173,6 +174,19 @@ Status ModelRunner::prepare() {
     NFP_ASSIGN_OR_RETURN(slot.done, backend.make_event());
   }
   return backend.synchronize();  // the first step does not wait for the cache to be cleared
+}
+
+// On a CPU: as of weights (runtime/loaded_model.cc), what is too large fills up with requests until the kernel ends the
+// program without a word.
+void ModelRunner::warn_of_memory(const KvCacheSpec& spec) const {
+  const uint64_t bytes = uint64_t{model_.backend().kv_bytes_per_block(spec)} * static_cast<uint64_t>(spec.blocks);
+  const uint64_t free = available_memory();
+  if (bytes <= free) return;
+  constexpr double kGiB = 1 << 30;
+  log::warn(
+      "the KV cache takes {:.2f} GiB when it is full, and {:.2f} GiB of memory are free here: the system may then end "
+      "this program without a word; ask for a shorter context, or a smaller cache",
+      static_cast<double>(bytes) / kGiB, static_cast<double>(free) / kGiB);
 }
 
 Result<int64_t> ModelRunner::choose_kv_blocks() const {

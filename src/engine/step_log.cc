@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,10 +15,19 @@
 namespace nfp {
 namespace {
 
+// The engine's thread waits no longer for whoever reads a pipe.
+constexpr int kPatienceMs = 1000;
+
 // At once and whole, so that whoever follows the file sees whole lines. Of what had no room nothing stays.
 bool write_line(int fd, std::string_view line) {
   size_t put = 0;
   while (put < line.size()) {
+    pollfd room{fd, POLLOUT, 0};
+    if (const int ready = ::poll(&room, 1, kPatienceMs); ready <= 0) {
+      if (ready < 0 && errno == EINTR) continue;
+      if (ready == 0) errno = ETIMEDOUT;
+      break;
+    }
     const ssize_t more = ::write(fd, line.data() + put, line.size() - put);
     if (more < 0 && errno == EINTR) continue;
     if (more < 0) break;

@@ -10,7 +10,6 @@
 #include <charconv>
 #include <cstdio>
 #include <cstring>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,8 +19,6 @@
 namespace nfp {
 namespace {
 
-// Tries in a row that bring no byte that was not here before.
-constexpr int kMaxTries = 5;
 constexpr size_t kReadChunk = size_t{1} << 20;
 
 class Descriptor {
@@ -42,16 +39,6 @@ bool stopped(const std::atomic<bool>* stop) { return stop != nullptr && stop->lo
 
 Error stopped_error() { return error(ErrorCode::kCancelled, "stopped"); }
 
-Status wait(std::chrono::milliseconds time, const std::atomic<bool>* stop) {
-  const auto end = std::chrono::steady_clock::now() + time;
-  while (std::chrono::steady_clock::now() < end) {
-    if (stopped(stop)) return stopped_error();
-    std::this_thread::sleep_for(
-        std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(50), end - std::chrono::steady_clock::now()));
-  }
-  return ok_status();
-}
-
 // Of "bytes 5-9/10"; nothing where it says something else.
 bool range_begins_at(const std::string& content_range, uint64_t offset) {
   constexpr std::string_view kBytes = "bytes ";
@@ -60,14 +47,6 @@ bool range_begins_at(const std::string& content_range, uint64_t offset) {
   const char* begin = content_range.data() + kBytes.size();
   const auto [end, code] = std::from_chars(begin, content_range.data() + content_range.size(), first);
   return code == std::errc() && *end == '-' && first == offset;
-}
-
-std::chrono::milliseconds asked_delay(const HttpReply& reply) {
-  const std::string text = reply.header("retry-after");
-  int seconds = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (code != std::errc() || end != text.data() + text.size()) return {};
-  return std::chrono::seconds(std::clamp(seconds, 0, 60));
 }
 
 class Download {
@@ -186,7 +165,7 @@ class Download {
       } else {
         delay *= 2;
       }
-      NFP_RETURN_IF_ERROR(wait(pause, what_.stop));
+      NFP_RETURN_IF_ERROR(wait_to_retry(problem, pause, what_.stop));
     }
     return ok_status();
   }

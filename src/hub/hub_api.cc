@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cstdlib>
+#include <thread>
 
 #include "base/json_depth.h"
+#include "base/log.h"
 #include "base/mapped_file.h"
 
 namespace nfp {
@@ -130,7 +133,7 @@ Result<HubModel> parse_hub_model(std::string_view json, const std::string& name)
 }
 
 Result<HubModel> fetch_hub_model(HttpClient& client, const HubAccess& access, const HubName& name,
-                                 const std::atomic<bool>* stop) {
+                                 std::chrono::milliseconds retry_delay, const std::atomic<bool>* stop) {
   HttpRequest request;
   request.url = fmt::format("{}/api/models/{}/revision/{}?blobs=true", access.endpoint, name.repository,
                             escaped(name.revision, /*keep_slash=*/false));
@@ -144,14 +147,19 @@ Result<HubModel> fetch_hub_model(HttpClient& client, const HubAccess& access, co
     body.append(reinterpret_cast<const char*>(part.data()), part.size());
     return ok_status();
   };
-  auto reply = client.fetch(request, keep, stop);
-  if (!reply.ok()) {
-    if (reply.error().code != ErrorCode::kIo) return std::move(reply).error();
-    return error(ErrorCode::kIo, "{}; is there a network, and is {} the hub that you mean (HF_ENDPOINT)?",
-                 reply.error().message, printable_url(access.endpoint));
+  for (int tries = 1;; ++tries, retry_delay *= 2) {
+    auto reply = client.fetch(request, keep, stop);
+    if (!reply.ok()) {
+      if (reply.error().code != ErrorCode::kIo) return std::move(reply).error();
+      return error(ErrorCode::kIo, "{}; is there a network, and is {} the hub that you mean (HF_ENDPOINT)?",
+                   reply.error().message, printable_url(access.endpoint));
+    }
+    if (reply->status == 200) return parse_hub_model(body, name.text());
+    const Error problem = refusal(*reply, access, name, "the list of its files");
+    if (!is_passing(*reply)) return problem;
+    if (tries == kMaxTries) return error(problem.code, "{} (tried {} times)", problem.message, kMaxTries);
+    NFP_RETURN_IF_ERROR(wait_to_retry(problem, std::max(retry_delay, asked_delay(*reply)), stop));
   }
-  if (reply->status != 200) return refusal(*reply, access, name, "the list of its files");
-  return parse_hub_model(body, name.text());
 }
 
 std::string file_url(const HubAccess& access, const std::string& repository, const std::string& commit,
@@ -161,6 +169,31 @@ std::string file_url(const HubAccess& access, const std::string& repository, con
 
 bool is_passing(const HttpReply& reply) {
   return reply.status == 408 || reply.status == 425 || reply.status == 429 || reply.status >= 500;
+}
+
+std::chrono::milliseconds asked_delay(const HttpReply& reply) {
+  const std::string text = reply.header("retry-after");
+  int seconds = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (code != std::errc() || end != text.data() + text.size()) return {};
+  return std::chrono::seconds(std::clamp(seconds, 0, 300));
+}
+
+Status wait(std::chrono::milliseconds time, const std::atomic<bool>* stop) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (std::chrono::steady_clock::now() < end) {
+    if (stop != nullptr && stop->load()) return error(ErrorCode::kCancelled, "stopped");
+    std::this_thread::sleep_for(
+        std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(50), end - std::chrono::steady_clock::now()));
+  }
+  return ok_status();
+}
+
+Status wait_to_retry(const Error& problem, std::chrono::milliseconds time, const std::atomic<bool>* stop) {
+  if (time > std::chrono::seconds(10)) {
+    log::warn("{}; trying again in {} s", problem.message, std::chrono::ceil<std::chrono::seconds>(time).count());
+  }
+  return wait(time, stop);
 }
 
 Error refusal(const HttpReply& reply, const HubAccess& access, const HubName& name, const std::string& what) {

@@ -1,6 +1,8 @@
 // What the hub says about a model, and how it says no (https://huggingface.co/docs/hub/api).
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -35,8 +37,9 @@ Result<HubAccess> hub_access();
 
 // The answer of /api/models/NAME/revision/REVISION?blobs=true. Errors name `name` and the field.
 Result<HubModel> parse_hub_model(std::string_view json, const std::string& name);
+// A busy hub is asked kMaxTries times, with pauses as for files.
 Result<HubModel> fetch_hub_model(HttpClient& client, const HubAccess& access, const HubName& name,
-                                 const std::atomic<bool>* stop);
+                                 std::chrono::milliseconds retry_delay, const std::atomic<bool>* stop);
 
 // Where the bytes of a file are.
 std::string file_url(const HubAccess& access, const std::string& repository, const std::string& commit,
@@ -47,5 +50,17 @@ Error refusal(const HttpReply& reply, const HubAccess& access, const HubName& na
 
 // Whether an answer may be another one in a while: a server under load or being restarted.
 bool is_passing(const HttpReply& reply);
+
+// Tries in a row that bring nothing.
+inline constexpr int kMaxTries = 5;
+
+// What the answer asks to wait (Retry-After), five minutes at most, after which Hugging Face counts requests anew; 0
+// where it does not say.
+std::chrono::milliseconds asked_delay(const HttpReply& reply);
+
+// kCancelled where `stop`, which may be null, is set before.
+Status wait(std::chrono::milliseconds time, const std::atomic<bool>* stop);
+// The same because of `problem`, which is told where it takes long.
+Status wait_to_retry(const Error& problem, std::chrono::milliseconds time, const std::atomic<bool>* stop);
 
 }  // namespace nfp

@@ -1,8 +1,10 @@
 // The hub's answers, the choice of files and one file's download, against a client that answers from memory.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <deque>
 #include <fstream>
+#include <thread>
 
 #include "base/mapped_file.h"
 #include "hub/blob_download.h"
@@ -366,6 +368,56 @@ TEST_F(BlobDownloadTest, PassingTroubleIsWaitedOut) {
                      {206, "456789", {{"content-range", "bytes 4-9/10"}}}};
   ASSERT_TRUE(download_blob(client_, what_).ok());
   EXPECT_EQ(blob(), "0123456789");
+}
+
+TEST(FetchHubModel, ALongWaitIsTold) {
+  HttpReply reply;
+  EXPECT_EQ(asked_delay(reply), 0s);
+  reply.headers["retry-after"] = "130";
+  EXPECT_EQ(asked_delay(reply), 130s);
+  reply.headers["retry-after"] = "100000";
+  EXPECT_EQ(asked_delay(reply), 300s);
+  ScriptedClient client;
+  client.answers = {{429, "", {{"retry-after", "130"}}}};
+  std::atomic<bool> stop{false};
+  std::thread stops([&] {
+    std::this_thread::sleep_for(100ms);
+    stop = true;
+  });
+  ::testing::internal::CaptureStderr();
+  const auto model = fetch_hub_model(client, HubAccess(), {"org/name", "main", ""}, 1ms, &stop);
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  stops.join();
+  ASSERT_FALSE(model.ok());
+  EXPECT_EQ(model.error().code, ErrorCode::kCancelled);
+  EXPECT_NE(told.find("try again later; with HF_TOKEN set it takes more; trying again in 130 s"), std::string::npos)
+      << told;
+}
+
+TEST(FetchHubModel, ABusyHubIsWaitedFor) {
+  const HubAccess access{"https://hub", "secret"};
+  const HubName name{"org/name", "main", ""};
+  const std::string list = R"({"sha": "0123456789012345678901234567890123456789", "siblings": []})";
+  ScriptedClient client;
+  client.answers = {{503, ""}, {429, "", {{"retry-after", "0"}}}, {200, list}};
+  const auto model = fetch_hub_model(client, access, name, 1ms, nullptr);
+  ASSERT_TRUE(model.ok()) << model.error().message;
+  EXPECT_EQ(model->commit, "0123456789012345678901234567890123456789");
+  for (const auto& [status, words] :
+       {std::pair(429, "takes no more requests now"), {503, "answered with status 503"}}) {
+    client.answers.assign(10, {status, ""});
+    const auto refused = fetch_hub_model(client, access, name, 1ms, nullptr);
+    ASSERT_FALSE(refused.ok());
+    // A hub that answers is there, and the one that was meant.
+    EXPECT_EQ(refused.error().message.find("is there a network"), std::string::npos) << refused.error().message;
+    EXPECT_NE(refused.error().message.find(words), std::string::npos) << refused.error().message;
+    EXPECT_TRUE(refused.error().message.ends_with("(tried 5 times)")) << refused.error().message;
+    EXPECT_EQ(client.answers.size(), 5u);
+  }
+  client.requests.clear();
+  client.answers.assign(10, {404, ""});
+  EXPECT_FALSE(fetch_hub_model(client, access, name, 1ms, nullptr).ok());
+  EXPECT_EQ(client.requests.size(), 1u);
 }
 
 TEST_F(BlobDownloadTest, TriesAreCountedOnlyWhileNothingArrives) {

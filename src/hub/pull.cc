@@ -185,7 +185,7 @@ class Pull {
     target += "blobs/" + file.etag;
     std::error_code code;
     if (fs::read_symlink(place, code) == target) return ok_status();
-    TemporaryPath temporary(place.string() + temporary_suffix(),
+    TemporaryPath temporary(temporary_beside(place.string()),
                             [&](const std::string& path) { return ::symlink(target.c_str(), path.c_str()) == 0; });
     if (temporary.name().empty() || std::rename(temporary.name().c_str(), place.c_str()) != 0) {
       return error(ErrorCode::kIo, "{}: cannot be linked: {}", place.string(), std::strerror(errno));
@@ -218,7 +218,8 @@ class Pull {
 
 Result<PulledModel> pull(const HubName& name, const PullOptions& options) {
   NFP_ASSIGN_OR_RETURN(const auto client, HttpClient::create());
-  NFP_ASSIGN_OR_RETURN(HubModel model, fetch_hub_model(*client, options.access, name, options.stop));
+  NFP_ASSIGN_OR_RETURN(HubModel model,
+                       fetch_hub_model(*client, options.access, name, options.retry_delay, options.stop));
   return Pull(name, options, std::move(model)).run();
 }
 

@@ -76,7 +76,7 @@ Result<StagedDirectory> StagedDirectory::create(const std::string& path, bool fo
                  static_cast<double>(needed) / 1e9, static_cast<double>(space.available) / 1e9);
   }
   warn_of_leftovers(staged.path_);
-  staged.temporary_ = TemporaryPath(staged.path_ + temporary_suffix(),
+  staged.temporary_ = TemporaryPath(temporary_beside(staged.path_),
                                     [&](const std::string& name) { return fs::create_directory(name, code); });
   if (staged.temporary_.name().empty()) {
     return error(ErrorCode::kIo, "{}: cannot be created: {}", staged.path_,

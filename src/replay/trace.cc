@@ -15,6 +15,7 @@
 
 #include "base/csv.h"
 #include "base/json_depth.h"
+#include "text/utf8.h"
 
 namespace nfp {
 namespace {
@@ -76,8 +77,7 @@ class Reader {
 
   Result<Trace> run() {
     while (next_line()) {
-      if (line_number_ == 1 && line_.starts_with("\xEF\xBB\xBF")) line_.erase(0, 3);
-      const std::string_view line = trimmed(line_);
+      const std::string_view line = trimmed(line_number_ == 1 ? text::without_byte_order_mark(line_) : line_);
       if (line.empty()) continue;
       if (trace_.format.empty()) {
         NFP_RETURN_IF_ERROR(start(line));

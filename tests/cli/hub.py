@@ -28,11 +28,11 @@ class Hub:
         self.gated = False
         self.ranges = True
         self.cut = {}  # path -> bytes after which the connection ends, once each
-        self.passing = []  # statuses that the next requests for files get
+        self.list_passing = []  # statuses that the next requests for the list of files get
+        self.passing = []  # the same of files
         self.wrong = {}  # path -> what is sent instead
         self.stall = {}  # path -> (bytes after which it stands still, event that ends that)
         self.listed = None  # instead of the list of files
-        self.list_status = None  # that the list of files gets
         self.store_redirect = None
         self.store_status = None  # that the store answers with
         self.requests = []  # (server, method, path, headers)
@@ -130,8 +130,8 @@ class HubHandler(Handler):
         if hub.token is not None and not hub.gated and not known:
             return self.answer(401, b"Invalid username or password.", X_Error_Code="RepoNotFound")
         if url.path.startswith(api) and url.query == "blobs=true":
-            if hub.list_status:
-                return self.answer(hub.list_status, b"busy")
+            if hub.list_passing:
+                return self.answer(hub.list_passing.pop(0), b"busy", Retry_After="0")
             commit = hub.revisions.get(urllib.parse.unquote(url.path[len(api):]))
             if commit is None:
                 return self.answer(404, b"{}", X_Error_Code="RevisionNotFound")

@@ -228,6 +228,15 @@ class Generate(Scratch):
         self.assertIn("cannot allocate", refused)
         self.assertNotIn("its weights take", run("generate", F16_MODEL, "-p", "x", "-n", "1", "--device", "cpu")[1])
 
+    @unittest.skipIf(os.environ.get("NFP_SANITIZE"), "a sanitizer's own memory would count")
+    def test_a_kv_cache_that_memory_does_not_hold_is_told(self):
+        done = subprocess.run(["sh", "-c", 'ulimit -v 3000000; exec "$0" "$@"', PROGRAM, "serve", F16_MODEL, "--port", "0", "--device",
+                               "cpu", "--precision", "fp16", "--kv-cache-memory", "2000GB", "--block-size", "256"],
+                              capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stderr, r"warning the KV cache takes 2000\.00 GiB when it is full, and \d+\.\d\d GiB of memory are free")
+        self.assertIn("cannot allocate", done.stderr)
+
     def test_standard_error_that_takes_nothing_is_no_failure(self):
         plain = run("generate", F16_MODEL, "-p", "the quick brown", "-n", "5")[0]
         for redirect in ["2>&-"] + ["2>/dev/full"] * os.path.exists("/dev/full"):

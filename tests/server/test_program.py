@@ -90,8 +90,24 @@ def test_a_stop_signal_while_step_times_are_measured(tmp_path):
     assert not [name for _, _, names in os.walk(tmp_path) for name in names if ".tmp-" in name]
 
 
+def test_a_log_that_nobody_reads():
+    """It holds up neither requests nor the end, and whoever reads it again learns of what is missing."""
+    command = [os.environ["NFP_PROGRAM"], "serve", demo_model(), "--port", "0", "--precision", "fp16", "--max-model-len", "256"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, bufsize=1) as process:
+        url = next(re.search(r"http://\S+", line).group() for line in process.stderr if line.startswith("ready "))
+        with httpx.Client(base_url=url, timeout=20) as client:
+            for _ in range(1000):
+                assert client.post("/v1/completions", json={"prompt": 1}).status_code == 400
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        lines = process.stderr.read().splitlines()
+    taken = [line for line in lines if " status=400 " in line]
+    assert 100 < len(taken) < 1000
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d info request=", line) for line in taken)
+
+
 def test_start_keys_and_names(launch_real, tmp_path):
-    (tmp_path / "keys").write_text("# keys\nfrom-file\n\nsecond\r\n")
+    (tmp_path / "keys").write_text("\ufefffrom-file\n# keys\n\nsecond\r\n", encoding="utf-8")
     os.environ["NESTEDFP_API_KEY"] = " from-env, and-more\t"
     try:
         server = launch_real("alias", "--api-key-file", tmp_path / "keys", "--api-key", "from-flag", "--max-model-len", 256,

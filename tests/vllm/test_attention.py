@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from nestedfp.vllm.attention_batch import MOST_ROWS, SHORT_CONTEXT, split
+from nestedfp.vllm.attention_batch import SHORT_CONTEXT, split
 
 try:
     import torch
@@ -150,7 +150,7 @@ class Calls(unittest.TestCase):
     def test_more_sequences_than_a_call_takes_are_flash_attention_s(self):
         flash = object()
         with patch.object(self.attention.FlashAttentionMetadataBuilder, "build", lambda *_: flash):
-            most = MOST_ROWS // self.KV_HEADS
+            most = self.attention._library.library().nfp_max_attention_rows() // self.KV_HEADS
             self.assertIsNot(self.builder.build(0, self.common([1] * most, [1] * most)), flash)
             self.assertIs(self.builder.build(0, self.common([1] * (most + 1), [1] * (most + 1))), flash)
             # As are common prefixes, drafts and queries that see all keys.

@@ -27,7 +27,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.attention.selector import _cached_get_attn_backend
 
 from .. import _library
-from .attention_batch import MOST_ROWS, split
+from .attention_batch import split
 from .op import INDEPENDENT_START, device
 
 # Decode steps of few sequences are launched for a longest context, which a captured graph does not know.
@@ -124,7 +124,8 @@ class Builder(FlashAttentionMetadataBuilder):
 
     def _plan(self, common: Any) -> Plan | None:
         workspace, sequences = self._workspace(), common.num_reqs
-        if workspace is None or sequences * self.kv_cache_spec.num_kv_heads > MOST_ROWS:
+        most_rows = _library.library().nfp_max_attention_rows()
+        if workspace is None or sequences * self.kv_cache_spec.num_kv_heads > most_rows:
             return None
         decodes, prefill_tokens = sequences, 0
         if common.max_query_len > 1:

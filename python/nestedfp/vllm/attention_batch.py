@@ -8,7 +8,6 @@ import numpy.typing as npt
 TILE_ROWS = 128  # of the prefill kernel: query tokens times the heads that share a KV head
 ENOUGH_TILES = 64  # to keep most of the GPU busy
 SHORT_CONTEXT = 4096  # which one thread block reads in some 50 us
-MOST_ROWS = 65536  # of a call: sequences times KV heads
 
 
 def split(lengths: npt.NDArray[np.int32], contexts: npt.NDArray[np.int32], group: int,

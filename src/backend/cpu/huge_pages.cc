@@ -19,8 +19,8 @@ Result<Mapping> Mapping::create(size_t bytes, bool reserve_only) {
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (reserve_only ? MAP_NORESERVE : 0);
   void* mapped = mmap(nullptr, size + slack, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (mapped == MAP_FAILED) {
-    return error(ErrorCode::kResource, "cannot allocate {} MB of memory; use a smaller model, context or batch",
-                 bytes / 1000000);
+    return error(ErrorCode::kResource, "cannot allocate {:.1f} MB of memory; use a smaller model, context or batch",
+                 static_cast<double>(bytes) / 1e6);
   }
   auto* begin = static_cast<char*>(mapped);
   const size_t before = (align - reinterpret_cast<uintptr_t>(begin) % align) % align;

@@ -21,6 +21,19 @@ using boost::system::error_code;
 
 namespace {
 
+constexpr std::chrono::milliseconds kAcceptPause{50};
+
+void run(asio::io_context& context) {
+  for (;;) {
+    try {
+      context.run();
+      return;
+    } catch (const std::exception& e) {  // out of a handler; the others go on
+      log_exception(e);
+    }
+  }
+}
+
 // As URLs have it: "127.0.0.1:8000", "[::1]:8000".
 std::string authority(const tcp::endpoint& endpoint) {
   const std::string address = endpoint.address().to_string();
@@ -38,6 +51,13 @@ bool is_loopback_address(std::string_view text) {
   error_code no_address;
   const asio::ip::address address = asio::ip::make_address(text, no_address);
   return !no_address && is_loopback(address);
+}
+
+void log_exception(const std::exception& exception) noexcept {
+  try {
+    log::error("a connection's work ended by an exception: {}", exception.what());
+  } catch (const std::exception&) {  // not even memory for the line
+  }
 }
 
 IoLoop::~IoLoop() {
@@ -70,12 +90,24 @@ void IoLoop::run_posted() {
     scheduled_ = false;
   }
   in_batch_ = true;
-  for (auto& fn : batch_) fn();
+  for (auto& fn : batch_) {
+    try {
+      fn();
+    } catch (const std::exception& e) {
+      log_exception(e);
+    }
+  }
   batch_.clear();
   in_batch_ = false;
   auto dirty = std::move(dirty_);
   dirty_.clear();
-  for (auto& session : dirty) flush_session(*session);
+  for (auto& session : dirty) {
+    try {
+      flush_session(*session);
+    } catch (const std::exception& e) {
+      log_exception(e);
+    }
+  }
 }
 
 void IoLoop::flush_later(std::shared_ptr<Session> session) {
@@ -101,10 +133,23 @@ struct Server::Impl {
 
   SessionContext session_context() { return {&options, handler, &counters, &draining, budget}; }
   asio::awaitable<void> accept_loop();
+  asio::awaitable<void> accept_connections();
   asio::awaitable<void> sweeper(IoLoop* loop);
 };
 
 asio::awaitable<void> Server::Impl::accept_loop() {
+  for (bool pause = false;;) {
+    try {
+      if (pause) co_await asio::steady_timer(loops[0]->context, kAcceptPause).async_wait(asio::use_awaitable);
+      co_return co_await accept_connections();
+    } catch (const std::exception& e) {
+      log_exception(e);
+      pause = true;
+    }
+  }
+}
+
+asio::awaitable<void> Server::Impl::accept_connections() {
   asio::steady_timer pause(loops[0]->context);
   // Of one kind one at most in ten seconds: either may last for hours.
   auto next_refusal = std::chrono::steady_clock::now(), next_failure = next_refusal;
@@ -124,7 +169,7 @@ asio::awaitable<void> Server::Impl::accept_loop() {
         const bool files = ec == asio::error::no_descriptors;
         log::warn("accept failed: {}{}", ec.message(), files ? "; allow more open files (ulimit -n)" : "");
       }
-      pause.expires_after(std::chrono::milliseconds(50));
+      pause.expires_after(kAcceptPause);
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
       continue;
     }
@@ -138,10 +183,10 @@ asio::awaitable<void> Server::Impl::accept_loop() {
       }
       continue;
     }
-    ++counters.connections;
-    auto shared = std::make_shared<tcp::socket>(std::move(socket));
     asio::post(loop->context,
-               [shared, loop, context = session_context()] { start_session(std::move(*shared), loop, context); });
+               [socket = std::move(socket), place = Admission(&counters), loop, context = session_context()]() mutable {
+                 start_session(std::move(socket), std::move(place), loop, context);
+               });
   }
 }
 
@@ -149,11 +194,15 @@ asio::awaitable<void> Server::Impl::accept_loop() {
 asio::awaitable<void> Server::Impl::sweeper(IoLoop* loop) {
   asio::steady_timer timer(loop->context);
   for (;;) {
-    error_code ec;
-    timer.expires_after(std::chrono::milliseconds(200));
-    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ec));
-    if (ec) co_return;
-    sweep_sessions(loop, false);
+    try {
+      error_code ec;
+      timer.expires_after(std::chrono::milliseconds(200));
+      co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ec));
+      if (ec) co_return;
+      sweep_sessions(loop, false);
+    } catch (const std::exception& e) {
+      log_exception(e);
+    }
   }
 }
 
@@ -204,7 +253,7 @@ void Server::start() {
   for (auto& loop : impl_->loops) {
     asio::co_spawn(loop->context, impl_->sweeper(loop.get()), asio::detached);
     impl_->guards.push_back(asio::make_work_guard(loop->context));
-    impl_->threads.emplace_back([context = &loop->context] { context->run(); });
+    impl_->threads.emplace_back([context = &loop->context] { run(*context); });
   }
 }
 

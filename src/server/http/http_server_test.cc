@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -11,8 +12,10 @@
 #include <chrono>
 #include <cstdlib>
 #include <ctime>
+#include <fstream>
 #include <future>
 #include <mutex>
+#include <new>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -23,8 +26,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
+constexpr size_t kLarge = size_t{256} << 20;
+
 // GET /hello -> "hello"; POST /echo -> the body; GET /stream -> three pieces; GET /endless -> pieces without end;
-// GET /hang -> no answer; GET /drop -> the exchange is dropped; GET /refused is refused at its headers.
+// GET /hang -> no answer; GET /drop -> the exchange is dropped; GET /refused is refused at its headers; GET /throw and
+// GET /throw-later throw, the latter in what it has posted; GET /large -> kLarge bytes.
 class TestHandler final : public Handler {
  public:
   std::optional<Response> check_head(const Request& request) override {
@@ -63,6 +69,13 @@ class TestHandler final : public Handler {
       exchange->on_abort([this] { aborted = true; });
       const std::lock_guard lock(mutex);
       kept = exchange;
+    } else if (request.path == "/large") {
+      response.body.assign(kLarge, 'x');
+      exchange->respond(std::move(response));
+    } else if (request.path == "/throw") {
+      throw std::bad_alloc();
+    } else if (request.path == "/throw-later") {
+      exchange->post([exchange] { throw std::bad_alloc(); });
     } else if (request.path == "/inject") {
       response.headers.push_back({"X-Bad", "a\r\nSet-Cookie: b"});
       exchange->respond(std::move(response));
@@ -366,6 +379,50 @@ TEST_F(HttpServerTest, AnswersForAHandlerThatDropsItsExchange) {
   start();
   EXPECT_TRUE(ask("GET /drop HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").starts_with("HTTP/1.1 500 "));
 }
+
+TEST_F(HttpServerTest, AnExceptionEndsItsRequestAndNoOther) {
+  ServerOptions options;
+  options.threads = 1;
+  start(options);
+  Client bystander(server_->port());
+  bystander.send("GET /endless HTTP/1.1\r\nHost: a\r\n\r\n");
+  const auto stream = handler_.take();
+  ASSERT_NE(stream, nullptr);
+  Client kept(server_->port());
+  for (const std::string path : {"/throw", "/throw-later"}) {
+    EXPECT_NE(ask("GET " + path + " HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").find(" 500 "),
+              std::string::npos);
+    kept.send("GET " + path + " HTTP/1.1\r\nHost: a\r\n\r\n");
+    EXPECT_NE(kept.until("dropped").find(" 500 "), std::string::npos);
+  }
+  stream->post([stream] { stream->write("goes on"); });
+  EXPECT_NE(bystander.until("goes on").find("goes on"), std::string::npos);
+  EXPECT_NE(ask("GET /hello HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").find("hello"), std::string::npos);
+}
+
+// A sanitizer's memory is not what the limit counts.
+#if !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST_F(HttpServerTest, AnAnswerThatThereIsNoMemoryToSendIsAnError) {
+  ServerOptions options;
+  options.threads = 1;
+  start(options);
+  Client kept(server_->port());
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);
+  uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  rlimit tight = before;
+  tight.rlim_cur =
+      pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) + kLarge * 3 / 2;  // for the body, and no copy
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &tight), 0);
+  kept.send("GET /large HTTP/1.1\r\nHost: a\r\n\r\n");
+  const std::string answer = kept.until("dropped");
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &before), 0);
+  EXPECT_TRUE(answer.starts_with("HTTP/1.1 500 ")) << answer.substr(0, 200);
+  kept.send("GET /hello HTTP/1.1\r\nHost: a\r\n\r\n");
+  EXPECT_NE(kept.until("hello").find(" 200 "), std::string::npos);
+}
+#endif
 
 TEST_F(HttpServerTest, LetsNoLineBreakIntoAHeader) {
   start();

@@ -13,8 +13,10 @@
 #include <sys/ioctl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <ctime>
+#include <exception>
 #include <optional>
 
 #include "base/log.h"
@@ -67,8 +69,13 @@ void append_chunk(std::string& out, std::string_view piece) {
 
 class Session final : public std::enable_shared_from_this<Session> {
  public:
-  Session(tcp::socket socket, IoLoop* loop, const SessionContext& context)
-      : socket_(std::move(socket)), wake_(loop->context), loop_(loop), context_(context), ahead_(context.budget) {
+  Session(tcp::socket socket, Admission place, IoLoop* loop, const SessionContext& context)
+      : place_(std::move(place)),
+        socket_(std::move(socket)),
+        wake_(loop->context),
+        loop_(loop),
+        context_(context),
+        ahead_(context.budget) {
     loop_->sessions.insert(this);
     error_code ec;
     socket_.set_option(tcp::no_delay(true), ec);
@@ -80,7 +87,6 @@ class Session final : public std::enable_shared_from_this<Session> {
   ~Session() {
     loop_->sessions.erase(this);
     count_end();
-    --context_.counters->connections;
   }
 
   asio::awaitable<void> run();
@@ -96,6 +102,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   void set_abort(std::function<void()> callback) { on_abort_ = std::move(callback); }
   IoLoop* loop() const { return loop_; }
   void abandon(uint64_t serial);
+  void abandon_later(uint64_t serial) { abandoned_ = serial; }  // with the next sweep; from any thread
 
  private:
   enum class Phase { kIdle, kHeader, kBody, kAnswering, kLingering };
@@ -108,13 +115,16 @@ class Session final : public std::enable_shared_from_this<Session> {
   void send_more();
   void dispatch(Request request);
   void answer_early(const Response& response);
-  void append_head(const Response& response, bool chunked);
+  void append_head(const Response& response, bool stream);
+  template <typename Append>
+  void append_whole(const Append& append);
   void end_answer();
   void count_end();
   void abort_connection();
   void set_phase(Phase phase, std::chrono::milliseconds allowed);
   void take_head(const RequestReader& reader);
 
+  Admission place_;
   tcp::socket socket_;
   asio::steady_timer wake_;             // cancelled to wake the coroutine
   asio::cancellation_signal answered_;  // ends a read_ahead()
@@ -130,8 +140,9 @@ class Session final : public std::enable_shared_from_this<Session> {
   std::string method_, path_;  // of the request that is answered next; empty = its head is not there
   Clock::time_point arrived_;  // when that was read
   uint64_t serial_ = 0;        // of the current exchange
-  bool active_ = false;        // an exchange is being answered
-  bool counted_ = false;       // among the exchanges, until all of the answer is the kernel's
+  std::atomic<uint64_t> abandoned_{0};
+  bool active_ = false;   // an exchange is being answered
+  bool counted_ = false;  // among the exchanges, until all of the answer is the kernel's
   bool keep_alive_ = true;
   bool http_1_0_ = false;
   bool head_only_ = false;
@@ -153,7 +164,11 @@ class SessionExchange final : public Exchange {
  public:
   SessionExchange(std::shared_ptr<Session> session, uint64_t serial) : session_(std::move(session)), serial_(serial) {}
   ~SessionExchange() override {
-    session_->loop()->post([session = std::move(session_), serial = serial_] { session->abandon(serial); });
+    session_->abandon_later(serial_);
+    try {
+      session_->loop()->post([session = std::move(session_), serial = serial_] { session->abandon(serial); });
+    } catch (const std::exception&) {  // no memory for that: a sweep does it
+    }
   }
   void respond(Response response) override {
     if (session_->current(serial_)) session_->respond(response);
@@ -319,7 +334,17 @@ asio::awaitable<void> Session::linger() {
 asio::awaitable<void> Session::run() {
   const auto self = shared_from_this();
   for (;;) {
-    if (!co_await read_request()) {
+    bool taken = false;
+    try {
+      taken = co_await read_request();
+    } catch (const std::exception& e) {
+      log_exception(e);
+      // Of a request that its handler has, the exchange has ended, which answers 500.
+      taken = active_;
+      if (!taken)
+        answer_early(context_.handler->protocol_error(429, "there is no memory to read the request", nullptr));
+    }
+    if (!taken) {
       if (!closed_ && (sending_ || !out_.empty() || close_after_)) co_await linger();
       break;
     }
@@ -332,7 +357,8 @@ asio::awaitable<void> Session::run() {
   abort_connection();
 }
 
-void Session::append_head(const Response& response, bool chunked) {
+void Session::append_head(const Response& response, bool stream) {
+  const bool chunked = stream && !http_1_0_;
   const auto seconds = method_.empty() ? Clock::duration(0) : Clock::now() - arrived_;
   context_.handler->answered(method_, path_, response.status, std::chrono::duration<double>(seconds).count());
   fmt::format_to(std::back_inserter(out_), "HTTP/1.1 {} {}\r\n", response.status, reason_phrase(response.status));
@@ -343,17 +369,31 @@ void Session::append_head(const Response& response, bool chunked) {
   for (const Header& header : response.headers) append_header(out_, header.name, header.value);
   if (chunked) {
     out_.append("Transfer-Encoding: chunked\r\n");
-  } else if (!streaming_ && response.status != 204) {
+  } else if (!stream && response.status != 204) {
     fmt::format_to(std::back_inserter(out_), "Content-Length: {}\r\n", response.body.size());
   }
   if (*context_.draining) keep_alive_ = false;
   out_.append(keep_alive_ ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n");
 }
 
+// All that it appends or, where there is no memory for that, nothing, so that an error can still be told.
+template <typename Append>
+void Session::append_whole(const Append& append) {
+  const size_t before = out_.size();
+  try {
+    append();
+  } catch (const std::exception&) {
+    out_.resize(before);
+    throw;
+  }
+}
+
 void Session::respond(const Response& response) {
   if (streaming_) return finish();
-  append_head(response, false);
-  if (!head_only_ && response.status != 204) out_.append(response.body);
+  append_whole([&] {
+    append_head(response, /*stream=*/false);
+    if (!head_only_ && response.status != 204) out_.append(response.body);
+  });
   end_answer();
 }
 
@@ -362,17 +402,17 @@ void Session::answer_early(const Response& response) {
   keep_alive_ = false;
   close_after_ = true;
   streaming_ = false;
-  append_head(response, false);
+  append_head(response, /*stream=*/false);
   if (!head_only_) out_.append(response.body);
   flush();
 }
 
 void Session::start(const Response& head) {
   if (streaming_) return;
-  streaming_ = true;
   chunked_ = !http_1_0_;
   if (http_1_0_) keep_alive_ = false;  // the end of the connection is the end of the body
-  append_head(head, chunked_);
+  append_whole([&] { append_head(head, /*stream=*/true); });
+  streaming_ = true;
   if (!head.body.empty()) return write(head.body);
   loop_->flush_later(shared_from_this());
 }
@@ -392,7 +432,7 @@ void Session::write(std::string_view piece) {
   }
   if (!head_only_) {
     if (chunked_) {
-      append_chunk(out_, piece);
+      append_whole([&] { append_chunk(out_, piece); });
     } else {
       out_.append(piece);
     }
@@ -493,6 +533,7 @@ void Session::abort_connection() {
 void Session::sweep(Clock::time_point now, bool all) {
   if (closed_) return;
   if (all) return abort_connection();
+  if (abandoned_ == serial_) abandon(serial_);
   if (now >= write_deadline_) {
     if (const int unsent = unsent_bytes(socket_); unsent < unsent_) {
       unsent_ = unsent;
@@ -513,13 +554,14 @@ void Session::sweep(Clock::time_point now, bool all) {
   abort_connection();
 }
 
-void start_session(tcp::socket socket, IoLoop* loop, const SessionContext& context) {
-  auto session = std::make_shared<Session>(std::move(socket), loop, context);
+void start_session(tcp::socket socket, Admission place, IoLoop* loop, const SessionContext& context) {
+  auto session = std::make_shared<Session>(std::move(socket), std::move(place), loop, context);
   asio::co_spawn(
       loop->context, [session]() { return session->run(); },
       [session](const std::exception_ptr& failure) {
-        // Only memory exhaustion gets here; the connection goes with its session.
-        if (failure) log::error("a connection ended by an exception");
+        if (!failure) return;
+        session->sweep(Clock::now(), /*all=*/true);
+        std::rethrow_exception(failure);  // the loop's thread tells of it
       });
 }
 
@@ -528,7 +570,14 @@ void sweep_sessions(IoLoop* loop, bool all) {
   std::vector<std::shared_ptr<Session>> sessions;  // closing one changes the set
   sessions.reserve(loop->sessions.size());
   for (Session* session : loop->sessions) sessions.push_back(session->shared_from_this());
-  for (auto& session : sessions) session->sweep(now, all);
+  for (auto& session : sessions) {
+    try {
+      session->sweep(now, all);
+    } catch (const std::exception& e) {
+      log_exception(e);
+      session->sweep(now, /*all=*/true);
+    }
+  }
 }
 
 void flush_session(Session& session) { session.flush(); }

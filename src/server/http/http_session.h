@@ -5,10 +5,12 @@
 #include <boost/asio/ip/tcp.hpp>
 
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "server/http/http_server.h"
@@ -24,6 +26,23 @@ struct Counters {
   std::atomic<uint64_t> refused{0};
   std::atomic<uint64_t> slow_readers_cut{0};
 };
+
+// A connection's place among those that are open.
+class Admission {
+ public:
+  explicit Admission(Counters* counters) : counters_(counters) { ++counters_->connections; }
+  Admission(Admission&& other) noexcept : counters_(std::exchange(other.counters_, nullptr)) {}
+  Admission& operator=(Admission&&) = delete;
+  ~Admission() {
+    if (counters_ != nullptr) --counters_->connections;
+  }
+
+ private:
+  Counters* counters_;
+};
+
+// Memory that is not there, or what a library throws, ends what asked for it and no other's request. Never throws.
+void log_exception(const std::exception& exception) noexcept;
 
 // One event loop and what lives on it.
 class IoLoop {
@@ -64,7 +83,7 @@ struct SessionContext {
 };
 
 // Takes over an accepted socket whose executor is the loop's. On the loop's thread.
-void start_session(boost::asio::ip::tcp::socket socket, IoLoop* loop, const SessionContext& context);
+void start_session(boost::asio::ip::tcp::socket socket, Admission place, IoLoop* loop, const SessionContext& context);
 // Closes what is past its deadline, or whose client is gone; with `all`, all.
 void sweep_sessions(IoLoop* loop, bool all);
 // Sends what write() has gathered.

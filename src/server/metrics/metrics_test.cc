@@ -1,7 +1,10 @@
 #include "server/metrics/metrics.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
@@ -240,6 +243,22 @@ TEST(StepLog, EndsWithAWholeLineWhereTheFileTakesNoMore) {
   EXPECT_NE(told.find("--step-log " + path + ": "), std::string::npos) << told;
   (*log)->add({});  // not after a line that is missing
   EXPECT_EQ(std::filesystem::file_size(path), size);
+}
+
+// The engine's thread writes it.
+TEST(StepLog, APipeThatNobodyReadsEndsIt) {
+  const nfp::testing::ScratchFolder scratch;
+  const std::string path = scratch.path() + "/pipe";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const int reader = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  auto log = StepLog::create(path);
+  ASSERT_TRUE(log.ok()) << log.error().message;
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 5000; ++i) (*log)->add({});
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(told.find("--step-log " + path + ": "), std::string::npos) << told;
+  EXPECT_NE(told.find("no more steps are written"), std::string::npos) << told;
+  ::close(reader);
 }
 
 }  // namespace

@@ -34,6 +34,15 @@ void LogprobLists::move_content(std::string* list) {
   *list += std::exchange(content, {});
 }
 
+void LogprobLists::prepend(const LogprobLists& others) {
+  for (const auto list :
+       {&LogprobLists::tokens, &LogprobLists::logprobs, &LogprobLists::tops, &LogprobLists::offsets}) {
+    std::string all = others.*list;
+    if (!(this->*list).empty()) separate(all);
+    (this->*list).insert(0, all);
+  }
+}
+
 AnswerWriter::AnswerWriter(const GenerationRequest* request, const ServedModel* model, std::string id, int64_t created)
     : request_(request), model_(model), id_(std::move(id)), created_(created) {}
 

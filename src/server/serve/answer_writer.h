@@ -22,9 +22,12 @@ struct LogprobLists {
   std::string content;                          // chat
   int64_t offset = 0;                           // code points so far
   bool empty() const { return tokens.empty() && content.empty(); }
+  size_t bytes() const { return tokens.size() + logprobs.size() + tops.size() + offsets.size() + content.size(); }
   void clear();  // but for `offset`
   // Appends `content` to another list, and is empty then.
   void move_content(std::string* list);
+  // Puts others, of completions, before its own.
+  void prepend(const LogprobLists& others);
 };
 
 struct ToolCall {
@@ -50,6 +53,7 @@ struct Choice {
   std::vector<AnswerPart> parts;  // in the order in which the model wrote them; without a stream
   std::string prompt_text;        // with echo
   std::vector<OutputToken> prompt_logprobs;
+  LogprobLists echoed;  // the prompt's, without a stream
   LogprobLists logprobs;
   ToolEvent::Kind now = ToolEvent::Kind::kText;  // what the last token that showed was of
   int32_t reasoning_tokens = 0;

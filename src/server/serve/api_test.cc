@@ -229,6 +229,61 @@ TEST_F(ApiTest, APromptIsScoredOnceForItsChoices) {
   EXPECT_EQ(chat["prompt_logprobs"].size(), chat["usage"]["prompt_tokens"].get<size_t>());
 }
 
+TEST_F(ApiTest, AnEchoIsScoredOnceForItsChoices) {
+  start();
+  for (const int tokens : {2, 0}) {
+    const auto answer = [&](int n) {
+      return ask("/v1/completions",
+                 fmt::format(R"({{"prompt":["{}","\u00e4b"],"max_tokens":{},"echo":true,"logprobs":1,)"
+                             R"("temperature":0,"n":{}}})",
+                             std::string(100, 'p'), tokens, n));
+    };
+    const Json one = answer(1), three = answer(3);
+    ASSERT_EQ(three["choices"].size(), 6u);
+    for (size_t i = 0; i < 6; ++i) {
+      EXPECT_EQ(three["choices"][i]["logprobs"], one["choices"][i / 3]["logprobs"]);
+      EXPECT_EQ(three["choices"][i]["text"], one["choices"][i / 3]["text"]);
+    }
+    EXPECT_EQ(one["choices"][0]["logprobs"]["text_offset"].size(), 100u + static_cast<size_t>(tokens));
+  }
+  const std::string metrics = send("GET", "/metrics")->head.body;
+  const size_t cached = metrics.find("\nvllm:prompt_tokens_cached_total");
+  ASSERT_NE(cached, std::string::npos);
+  EXPECT_EQ(metrics.substr(metrics.find("} ", cached) + 2, 4), std::to_string(2 * 2 * 96) + "\n");
+}
+
+TEST_F(ApiTest, EachChoicesPromptCountsAsWhatRequestsHold) {
+  start({}, /*max_queue=*/1024);
+  for (const auto& [choices, status] : {std::pair(8, 200), {16, 429}}) {
+    budget_ = std::make_shared<http::ByteBudget>(100'000);
+    ask("/v1/completions", fmt::format(R"({{"prompt":"{}","max_tokens":1,"n":{}}})", std::string(1000, 'p'), choices),
+        status);
+  }
+}
+
+TEST_F(ApiTest, BoundsTheMemoryOfLogProbabilities) {
+  start({}, /*max_queue=*/1024);
+  const auto request = [](int n, std::string_view more) {
+    return fmt::format(R"({{"prompt":"{}","max_tokens":2,"n":{}{}}})", std::string(200, 'p'), n, more);
+  };
+  // What is refused holds its bytes until the engine has given its choices up.
+  const auto ask_alone = [&](const std::string& body, int status) {
+    budget_ = std::make_shared<http::ByteBudget>(200'000);
+    return ask("/v1/completions", body, status);
+  };
+  for (const char* more : {R"(,"echo":true,"logprobs":3)", R"(,"prompt_logprobs":1)"}) {
+    EXPECT_EQ(ask_alone(request(1, more), 200)["choices"].size(), 1u);
+    const Json refused = ask_alone(request(60, more), 429);
+    EXPECT_NE(refused["error"]["message"].get<std::string>().find("log-probabilities"), std::string::npos);
+    EXPECT_EQ(ask_alone(request(60, ""), 200)["choices"].size(), 60u);
+  }
+  const Json refused = ask_alone(R"({"prompt":"a","max_tokens":400,"n":20,"logprobs":5,"ignore_eos":true})", 429);
+  EXPECT_NE(refused["error"]["message"].get<std::string>().find("log-probabilities"), std::string::npos);
+  TearDown();
+  exchanges_.clear();
+  EXPECT_EQ(budget_->used(), 0u);
+}
+
 TEST_F(ApiTest, OffsetsAreThoseOfTheText) {
   start();
   // Special tokens that are left out add nothing to it.

@@ -133,8 +133,9 @@ void Embedding::submit_more() {
     request.arrival = EngineClock::now();
     request.cache_scope = state_->cache_scopes.of(common.key, common.cache_salt);
     const Status status = state_->engine->submit(std::move(request), [self = self(), index](RequestOutput&& output) {
-      self->exchange_->post(
-          [self, index, piece = std::move(output)]() mutable { self->on_output(index, std::move(piece)); });
+      self->exchange_->post([self, index, piece = std::move(output)]() mutable {
+        self->guarded([&] { self->on_output(index, std::move(piece)); });
+      });
     });
     if (!status.ok()) {
       if (submitted_ > done_) return;

@@ -10,6 +10,7 @@
 #include "server/serve/response_writer.h"
 #include "server/serve/responses_writer.h"
 #include "server/tools/parameter_schema.h"
+#include "text/unicode.h"
 
 namespace nfp::server {
 namespace {
@@ -249,6 +250,15 @@ void Generation::set_parser(Choice& choice, bool* needs_special) const {
 
 MaybeError Generation::submit_all() {
   const auto samples = static_cast<size_t>(request_.best_of);
+  // Each choice has its prompt as a request, as a sequence and, where they are asked for, as text or ids.
+  uint64_t copies = 0;
+  for (size_t p = 0; p < prepared_.prompts.size(); ++p) {
+    const size_t arrays = request_.return_token_ids ? 3 : 2;
+    copies += samples * (prepared_.prompts[p].size() * sizeof(int32_t) * arrays + prepared_.prompt_texts[p].size());
+  }
+  if (!lease_.resize(lease_.bytes() + copies)) {
+    return ApiError{429, "the server holds as many bytes of requests as it may; try again later", "", ""};
+  }
   bool needs_special = false;
   choices_.reserve(prepared_.prompts.size() * samples);
   for (size_t p = 0; p < prepared_.prompts.size(); ++p) {
@@ -260,6 +270,7 @@ MaybeError Generation::submit_all() {
       choice.engine_id = fmt::format("{}-{}", writer_->id(), choice.index);
       choice.stop_reason = "null";
       if (request_.echo) choice.prompt_text = prepared_.prompt_texts[p];
+      if (!request_.stream) choice.logprobs.offset = static_cast<int64_t>(text::count_code_points(choice.prompt_text));
       if (request_.return_token_ids) choice.prompt_ids = prepared_.prompts[p];
       set_parser(choice, &needs_special);
     }
@@ -284,10 +295,13 @@ MaybeError Generation::submit_all() {
     if (sampling.seed) *sampling.seed += static_cast<uint64_t>(choice.sample);
     sampling.logprobs = request_.wants_logprobs || request_.best_of > request_.n;
     sampling.top_logprobs = request_.wants_logprobs ? request_.top_logprobs : 0;
-    // For all of a prompt's choices; respond_whole() gives them to the others.
-    if (choice.sample == 0) sampling.prompt_logprobs = request_.prompt_logprobs;
-    if (request_.echo && request_.wants_logprobs) {
-      sampling.prompt_logprobs = std::max(request_.top_logprobs, request_.prompt_logprobs.value_or(0));
+    // For all of a prompt's choices; respond_whole() gives them to the others. A stream tells each choice's echo as it
+    // comes.
+    if (choice.sample == 0 || request_.stream) {
+      sampling.prompt_logprobs = request_.prompt_logprobs;
+      if (request_.echo && request_.wants_logprobs) {
+        sampling.prompt_logprobs = std::max(request_.top_logprobs, request_.prompt_logprobs.value_or(0));
+      }
     }
     request.precision = request_.precision.value_or(state_->default_precision);
     if (request_.slo_ttft_ms) request.slo_ttft_s = *request_.slo_ttft_ms / 1e3;
@@ -308,24 +322,13 @@ MaybeError Generation::submit_all() {
     }
     submissions.push_back({std::move(request), [self = self(), i](RequestOutput&& output) {
                              self->exchange_->post([self, i, piece = std::move(output)]() mutable {
-                               self->on_output_or_fail(i, std::move(piece));
+                               self->guarded([&] { self->on_output(i, std::move(piece)); });
                              });
                            }});
   }
   const Status status = state_->engine->submit_all(std::move(submissions));
   if (!status.ok()) return from_engine(status.error());
   return std::nullopt;
-}
-
-// What a library throws ends this request, not the process.
-void Generation::on_output_or_fail(size_t index, RequestOutput output) {
-  try {
-    on_output(index, std::move(output));
-  } catch (const std::exception& e) {
-    log::error("request={} ended by an exception: {}", request_id_, e.what());
-    cancel_all();
-    fail(ApiError{500, "the server failed to write this answer", "", ""});
-  }
 }
 
 void Generation::on_output(size_t index, RequestOutput output) {
@@ -345,7 +348,15 @@ void Generation::on_output(size_t index, RequestOutput output) {
     return fail(failure);
   }
   if (first_token_ == Clock::time_point()) first_token_ = Clock::now();
+  const size_t scores = scores_;
   const std::vector<ToolEvent> events = take(choice, output);
+  // The lists, the answer that is made of them, and what the connection has of that. Of everything else an answer has
+  // little beside its request.
+  if (!request_.stream && !lease_.resize(lease_.bytes() + 3 * (scores_ - scores))) {
+    cancel_all();
+    return fail(
+        ApiError{429, "the log-probabilities that this request asks for are more than the server may hold", "", ""});
+  }
   if (request_.stream) {
     start_stream();
     scratch_.clear();
@@ -376,15 +387,7 @@ std::vector<ToolEvent> Generation::take(Choice& choice, RequestOutput& output) {
     }
   }
   for (const OutputToken& token : output.tokens) choice.score += token.logprob;
-  if (!output.prompt_logprobs.empty()) {
-    if (request_.echo && request_.wants_logprobs) {
-      writer_->add_logprobs(output.prompt_logprobs, choice.prompt_text, &choice.logprobs);
-    }
-    if (request_.prompt_logprobs) choice.prompt_logprobs = std::move(output.prompt_logprobs);
-  }
-  if (request_.wants_logprobs && !request_.no_output) {
-    writer_->add_logprobs(output.tokens, std::nullopt, &choice.logprobs);
-  }
+  take_logprobs(choice, output);
   if (request_.no_output) {
     output.text.clear();
     if (choice.finish) choice.finish = FinishReason::kLength;
@@ -397,6 +400,27 @@ std::vector<ToolEvent> Generation::take(Choice& choice, RequestOutput& output) {
   if (request_.api == TextApi::kResponses) keep_logprobs_of_text(choice, events);
   if (!request_.stream) keep_parts(choice, events);
   return events;
+}
+
+void Generation::take_logprobs(Choice& choice, RequestOutput& output) {
+  const auto add = [&](std::span<const OutputToken> tokens, std::optional<std::string_view> echo, LogprobLists& lists,
+                       size_t shown) {
+    const size_t before = lists.bytes();
+    writer_->add_logprobs(tokens, echo, &lists);
+    scores_ += (lists.bytes() - before) * shown;
+  };
+  if (!output.prompt_logprobs.empty()) {
+    const auto choices = static_cast<size_t>(request_.best_of);
+    if (request_.echo && request_.wants_logprobs) {
+      add(output.prompt_logprobs, choice.prompt_text, request_.stream ? choice.logprobs : choice.echoed, choices);
+    }
+    if (request_.prompt_logprobs) {
+      constexpr size_t kEntry = 64;  // of JSON, about
+      for (const OutputToken& token : output.prompt_logprobs) scores_ += kEntry * (1 + token.top.size()) * choices;
+      choice.prompt_logprobs = std::move(output.prompt_logprobs);
+    }
+  }
+  if (request_.wants_logprobs && !request_.no_output) add(output.tokens, std::nullopt, choice.logprobs, 1);
 }
 
 void Generation::keep_parts(Choice& choice, std::span<const ToolEvent> events) const {
@@ -474,9 +498,9 @@ void Generation::finish_stream() {
 
 void Generation::respond_whole() {
   for (Choice& choice : choices_) {
-    if (choice.prompt_logprobs.empty()) {
-      choice.prompt_logprobs = choices_[choice.prompt * static_cast<size_t>(request_.best_of)].prompt_logprobs;
-    }
+    const Choice& scored = choices_[choice.prompt * static_cast<size_t>(request_.best_of)];
+    if (choice.prompt_logprobs.empty()) choice.prompt_logprobs = scored.prompt_logprobs;
+    choice.logprobs.prepend(scored.echoed);
   }
   std::vector<const Choice*> shown;
   for (const Choice& choice : choices_) shown.push_back(&choice);

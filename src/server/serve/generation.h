@@ -35,9 +35,9 @@ class Generation final : public LiveRequest {
   void set_parser(Choice& choice, bool* needs_special) const;
   MaybeError submit_all();
   void start_stream();
-  void on_output_or_fail(size_t index, RequestOutput output);
   void on_output(size_t index, RequestOutput output);
   std::vector<ToolEvent> take(Choice& choice, RequestOutput& output);
+  void take_logprobs(Choice& choice, RequestOutput& output);
   // Of an answer that is told in one piece.
   void keep_parts(Choice& choice, std::span<const ToolEvent> events) const;
   void keep_logprobs_of_text(Choice& choice, std::span<const ToolEvent> events) const;
@@ -59,6 +59,7 @@ class Generation final : public LiveRequest {
   std::vector<Choice> choices_;  // prompts x best_of
   size_t unfinished_ = 0;
   bool streaming_ = false;  // the head has been sent
+  size_t scores_ = 0;       // bytes of log-probabilities that an answer in one piece will have
   std::chrono::steady_clock::time_point first_token_;
   std::string scratch_;
 };

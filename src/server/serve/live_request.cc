@@ -30,11 +30,26 @@ void LiveRequest::start(bool on_worker) {
 }
 
 void LiveRequest::go_on(MaybeError failure, bool on_worker) {
-  if (!on_worker) return failure ? fail(*failure) : run();
+  if (!on_worker) {
+    return guarded([&] { failure ? fail(*failure) : run(); });
+  }
   exchange_->post([self = shared_from_this(), failure = std::move(failure)] {
-    if (failure) return self->fail(*failure);
-    self->run();
+    self->guarded([&] { failure ? self->fail(*failure) : self->run(); });
   });
+}
+
+void LiveRequest::guarded(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const std::exception& e) {
+    try {
+      log::error("request={} ended by an exception: {}", request_id_, e.what());
+      cancel_all();
+      fail(ApiError{500, "the server failed to write this answer", "", ""});
+    } catch (const std::exception&) {
+      ended_ = true;  // its exchange says so when the engine has given it back
+    }
+  }
 }
 
 void LiveRequest::cut_off() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <stop_token>
 #include <string>
@@ -45,6 +46,8 @@ class LiveRequest : public std::enable_shared_from_this<LiveRequest> {
   virtual void fail(const ApiError& error) = 0;
   virtual void log_disconnected() const = 0;
 
+  // On the exchange's thread: what a library throws, or memory that is not there, ends this request and no other.
+  void guarded(const std::function<void()>& work);
   // Runs, or fails, on the exchange's thread.
   void go_on(MaybeError failure, bool on_worker);
   // From here on, on the exchange's thread: whatever the engine does for a client ends when it leaves.

@@ -983,10 +983,10 @@ class InsideVllm(unittest.TestCase):
                 self.name = group.unique_name
 
         with patch.object(all_reduce, "_group", Group()):
-            for given in ({"ranks": 1}, {"ranks": 4}, {"mode": CompilationMode.NONE}, {"custom": None},
+            for given in ({"ranks": 1}, {"ranks": 3}, {"mode": CompilationMode.NONE}, {"custom": None},
                           {"custom": SimpleNamespace(disabled=True)}):
                 self.assertIsNone(enabled(**given), given)
-            self.assertEqual([enabled(), enabled()], ["tp:0", "tp:0"])
+            self.assertEqual([enabled(), enabled(ranks=4)], ["tp:0", "tp:0"])
             self.assertEqual(joined, ["tp:0"])
             self.assertIsNone(enabled(name="tp:1"))  # another engine's in this process, after that
 

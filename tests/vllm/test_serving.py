@@ -106,6 +106,11 @@ WIDE = {
     "qwen3_moe alternate ep2": ("qwen3_moe", [*PER_STEP, *TWO, "--expert-parallel", "--steps", "2000"], 1),
     "llama fp16 pp2": ("llama", [*ORDINARY, "--policy", "fp16", "--eager", "--pipeline-parallel", "2"], None),
 }
+FOUR = ["--tensor-parallel", "4"]
+WIDEST = {
+    "llama fp16 tp4": ("llama", [*ORDINARY, "--policy", "fp16", *FOUR], None),
+    "llama alternate tp4": ("llama", [*PER_STEP, *FOUR, "--steps", "2000"], 1),
+}
 
 
 @unittest.skipUnless(HAVE_GPU and MODELS.name, "needs vLLM, a Hopper GPU and NESTEDFP_NESTED_MODELS")
@@ -138,7 +143,8 @@ class Serving(unittest.TestCase):
                     sink.write(f"stopped after {SECONDS} s\n")
             return name, json.loads(out.read_text()) if out.exists() else None, log.read_text()
 
-        runs = {**WIDE, **RUNS} if torch.cuda.device_count() >= 2 else dict(RUNS)
+        devices = torch.cuda.device_count()
+        runs = {**(WIDEST if devices >= 4 else {}), **(WIDE if devices >= 2 else {}), **RUNS}
         only = os.environ.get("NESTEDFP_TEST_ONLY", "").split(",")
         runs = {name: run for name, run in runs.items() if not only[0] or name in only}
         with ThreadPoolExecutor(int(os.environ.get("NESTEDFP_TEST_JOBS", "12"))) as pool:
@@ -234,7 +240,8 @@ class Serving(unittest.TestCase):
     def test_serving_makes_nothing_new(self):
         """No graph, no compiled piece, no allocation from the driver in hundreds of steps of both precisions."""
         for name in ("llama alternate", "llama v1 alternate", "llama alternate tp2", "llama v1 alternate tp2",
-                     "qwen3_moe alternate", "qwen3_moe v1 alternate", "qwen3_moe alternate tp2", "qwen3_moe alternate ep2"):
+                     "llama alternate tp4", "qwen3_moe alternate", "qwen3_moe v1 alternate", "qwen3_moe alternate tp2",
+                     "qwen3_moe alternate ep2"):
             if name in self.logs:
                 before, after = self.report(name)["activity"]
                 print(f"{name}: {after}", flush=True)
@@ -293,6 +300,15 @@ class Serving(unittest.TestCase):
         for kind in ("llama", "llama v1"):
             self.assert_close(f"{kind} alternate tp2", f"{kind} fp16", 5e-3, key="exact")
             self.assert_close(f"{kind} alternate tp2", f"{kind} fp8", self.fp8_noise(), key="fast")
+
+    @unittest.skipUnless(HAVE_GPU and torch.cuda.device_count() >= 4, "needs four GPUs")
+    def test_four_gpus_answer_as_one(self):
+        self.assert_close("llama fp16 tp4", "llama fp16", 5e-3)
+        for name in ("llama fp16 tp4", "llama alternate tp4"):
+            if name in self.logs:
+                self.assertEqual(self.logs[name].count("norms make the sums over 4 GPUs"), 4, name)  # on all
+        self.assert_close("llama alternate tp4", "llama fp16", 5e-3, key="exact")
+        self.assert_close("llama alternate tp4", "llama fp8", self.fp8_noise(), key="fast")
 
     @unittest.skipUnless(HAVE_GPU and torch.cuda.device_count() >= 2, "needs two GPUs")
     def test_mixtures_on_two_gpus(self):

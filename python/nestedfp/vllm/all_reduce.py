@@ -1,6 +1,6 @@
-"""The sum over two GPUs of tensor parallelism, inside the norm that reads it.
+"""The sum over two or four GPUs of tensor parallelism, inside the norm that reads it.
 
-Of few rows: each GPU's kernel stores its part into the other's memory while it begins the norm, in the place of vLLM's
+Of few rows: each GPU's kernel stores its part into the others' memory while it begins the norm, in the place of vLLM's
 kernel for the sum, ours for the norm, and what lies between their ends and beginnings. Steps of more rows make the sum as
 vLLM does."""
 
@@ -17,9 +17,8 @@ from . import op
 
 logger = init_logger("vllm.nestedfp")
 
-RANKS = 2
-# 256 rows of 8192 columns, which is as many rows as one call takes: 8 MiB of each GPU, in two turns.
-MOST_BYTES = 4 << 20
+# GPUs, and what a call's rows may take: 256 of 8192 columns, which is as many as one call takes.
+MOST_BYTES = {2: 4 << 20, 4: 4 << 20}
 
 
 class _Group:
@@ -34,16 +33,17 @@ class _Group:
         from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
 
         library, on = _library.library(), op.device(group.device.index)
-        size = library.nfp_all_reduce_buffer_bytes(RANKS, MOST_BYTES)
+        ranks = group.world_size
+        size = library.nfp_all_reduce_buffer_bytes(ranks, MOST_BYTES[ranks])
         with torch.cuda.device(group.device):
             buffers = CustomAllreduce.create_shared_buffer(size, group=group.cpu_group)
-            _library.check(library.nfp_all_reduce_create(on.handle, group.rank_in_group, RANKS,
-                                                         (ctypes.c_void_p * RANKS)(*buffers), size,
+            _library.check(library.nfp_all_reduce_create(on.handle, group.rank_in_group, ranks,
+                                                         (ctypes.c_void_p * ranks)(*buffers), size,
                                                          ctypes.byref(self.handle)))
         torch.distributed.barrier(group=group.cpu_group)  # all buffers are clear
         _library.check(library.nfp_torch_set_all_reduce(group.device.index, self.handle))
         self.name = group.unique_name
-        logger.info("nestedfp: norms make the sums over %d GPUs", RANKS)
+        logger.info("nestedfp: norms make the sums over %d GPUs", ranks)
 
     def max_rows(self, columns: int) -> int:
         return _library.library().nfp_all_reduce_max_rows(self.handle, columns)
@@ -89,7 +89,7 @@ def enable(config: Any) -> str | None:
     from vllm.config import CompilationMode
     from vllm.distributed.parallel_state import get_tp_group
 
-    if (config.parallel_config.tensor_parallel_size != RANKS
+    if (config.parallel_config.tensor_parallel_size not in MOST_BYTES
             or config.compilation_config.mode != CompilationMode.VLLM_COMPILE):
         return None
     group = get_tp_group()

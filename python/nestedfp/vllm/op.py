@@ -6,7 +6,7 @@ would be frozen at what the first trace saw. A CUDA graph holds the kernels of t
 was captured.
 
 What runs on the GPU is libnestedfp's (src/capi/torch_ops.cc): PyTorch's dispatcher calls it with no Python in between,
-because steps without a graph wait for the host. (Sums over two GPUs are decided on in Python: all_reduce.py.)
+because steps without a graph wait for the host. (Sums over GPUs are decided on in Python: all_reduce.py.)
 """
 
 from __future__ import annotations

@@ -11,12 +11,13 @@ class RankParts {
   // Behind the wait for the kernel before, which may be of the call before.
   __device__ __forceinline__ void begin(const AllReduceParams& p) { call_ = __ldcg(&header(p)->calls); }
 
-  // `offset`: bytes from the beginning of a part.
-  __device__ __forceinline__ void send(const AllReduceParams& p, uint32_t offset, const uint4& own) const {
+  // To rank `only`, or kAll others. `offset`: bytes from the beginning of a part.
+  static constexpr int kAll = -1;
+  __device__ __forceinline__ void send(const AllReduceParams& p, int only, uint32_t offset, const uint4& own) const {
     const uint4 v = make_uint4(filled(own.x), filled(own.y), filled(own.z), filled(own.w));
 #pragma unroll 1
     for (int to = 0; to < p.ranks; ++to) {
-      if (to != p.rank) ptx::store_system_16(part(p, to, p.rank) + offset, v);
+      if (to != p.rank && (only == kAll || to == only)) ptx::store_system_16(part(p, to, p.rank) + offset, v);
     }
   }
   // Waits for it.
@@ -47,7 +48,8 @@ class RankParts {
   }
   // What `from` stored in the buffer of `at`.
   __device__ __forceinline__ uint8_t* part(const AllReduceParams& p, int at, int from) const {
-    const int64_t number = int64_t{call_ % kAllReduceSlots} * (p.ranks - 1) + (from < at ? from : from - 1);
+    const int64_t number =
+        static_cast<int64_t>(call_ % kAllReduceSlots) * (p.ranks - 1) + (from < at ? from : from - 1);
     return p.buffers[at] + kAllReduceHeader + number * p.part_bytes;
   }
 

@@ -1,8 +1,9 @@
 // A sum over the GPUs of a tensor-parallel group, made inside the kernel that reads it (GemmInputCall::all_reduce):
 // each GPU stores its part of a row into the others' memory and adds what they stored into its own. One exchange,
 // without a flag behind the data: who waits reads until no word is the pattern that was there before, as in NCCL's LL
-// protocol
-// ("Demystifying NCCL", arXiv 2507.04786, section III) and TensorRT-LLM's one-shot all-reduce.
+// protocol ("Demystifying NCCL", arXiv 2507.04786, section III) and TensorRT-LLM's one-shot all-reduce. Of three ranks
+// and more, many rows go by their owners: rank r adds up rows r, r + ranks, ... and stores the sums into the others'
+// memory, two exchanges of fewer bytes.
 //
 // All GPUs make the same calls in the same order, on one stream at a time, and each adds in the order of the ranks, in
 // FP32 with one rounding to 16 bits: all hold the same bits.

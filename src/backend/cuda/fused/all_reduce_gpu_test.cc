@@ -232,29 +232,30 @@ TEST_P(AllReduceGpu, IsTheSumAndThenTheNorm) {
   }
 }
 
-// Two NaNs side by side of the pattern that says that a part is not there yet.
+// Two NaNs side by side of the pattern that says that a part is not there yet, in one exchange and in two.
 TEST_P(AllReduceGpu, TakesEveryPattern) {
-  const Group group(GetParam(), 4096);
-  const Shape shape{2, 64, false, false};
-  auto part = numbers(shape.m * shape.k, false);
-  for (size_t i = 8; i < 12; ++i) part[i] = 0xffff;
-  const auto residual = numbers(shape.m * shape.k, false), weight = numbers(shape.k, false);
-  std::vector<std::unique_ptr<Norm>> norms;
-  for (int rank = 0; rank < group.ranks(); ++rank) {
-    group.enter(rank);
-    norms.push_back(std::make_unique<Norm>(shape, part, residual, weight));
-    norms.back()->call.all_reduce = &group.reduce(rank);
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  }
-  for (int rank = 0; rank < group.ranks(); ++rank) {
-    group.enter(rank);
-    ASSERT_TRUE(prepare_gemm_input(norms[static_cast<size_t>(rank)]->call, group.stream(rank)).ok());
-  }
-  for (int rank = 0; rank < group.ranks(); ++rank) {
-    group.enter(rank);
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    const auto h = norms[static_cast<size_t>(rank)]->h.host();
-    for (size_t i = 0; i < h.size(); ++i) EXPECT_EQ(std::isnan(fp16_to_fp32(h[i])), i >= 8 && i < 12) << i;
+  const Group group(GetParam(), size_t{16} * 8192 * 2);
+  for (const Shape& shape : {Shape{2, 64, false, false}, Shape{12, 8192, false, false}}) {
+    auto part = numbers(shape.m * shape.k, false);
+    for (size_t i = 8; i < 12; ++i) part[i] = 0xffff;
+    const auto residual = numbers(shape.m * shape.k, false), weight = numbers(shape.k, false);
+    std::vector<std::unique_ptr<Norm>> norms;
+    for (int rank = 0; rank < group.ranks(); ++rank) {
+      group.enter(rank);
+      norms.push_back(std::make_unique<Norm>(shape, part, residual, weight));
+      norms.back()->call.all_reduce = &group.reduce(rank);
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    }
+    for (int rank = 0; rank < group.ranks(); ++rank) {
+      group.enter(rank);
+      ASSERT_TRUE(prepare_gemm_input(norms[static_cast<size_t>(rank)]->call, group.stream(rank)).ok());
+    }
+    for (int rank = 0; rank < group.ranks(); ++rank) {
+      group.enter(rank);
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      const auto h = norms[static_cast<size_t>(rank)]->h.host();
+      for (size_t i = 0; i < h.size(); ++i) ASSERT_EQ(std::isnan(fp16_to_fp32(h[i])), i >= 8 && i < 12) << i;
+    }
   }
 }
 

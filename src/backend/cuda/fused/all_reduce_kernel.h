@@ -1,6 +1,6 @@
 // A buffer of AllReduce (all_reduce.h): a header, and for each of two slots a part from every other rank. Calls take
 // the slots in turns. Who has read a part makes it empty again; a rank that stores for the second call after this one
-// has seen every rank's part of the call between, so that rank is done with this one.
+// has seen every rank's part of the call between, or a sum that has it, so that rank is done with this one.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +27,7 @@ struct AllReduceParams {
   uint8_t* buffers[kMaxRanks];
   int64_t part_bytes;  // from one part to the next; a slot has ranks - 1
   int rank, ranks;
+  bool by_owner;  // two exchanges, not one: row r's parts go to rank r % ranks, and from there comes the sum
 };
 
 }  // namespace nfp::cuda

@@ -244,24 +244,34 @@ struct RowPart {
   __device__ __forceinline__ uint32_t part_offset(const Params& p, int i) const {
     return static_cast<uint32_t>(token * p.k + column_of(i)) * uint32_t{sizeof(uint16_t)};
   }
+  // Whom this GPU exchanges the row with, where the row is another one's.
+  __device__ __forceinline__ int peer(const Params& p) const {
+    const auto owner = static_cast<int>(static_cast<uint32_t>(token) % static_cast<uint32_t>(p.reduce.ranks));
+    return p.reduce.by_owner && owner != p.reduce.rank ? owner : RankParts::kAll;
+  }
+  __device__ __forceinline__ bool is_owner(const Params& p) const {
+    return p.reduce.by_owner && peer(p) == RankParts::kAll;
+  }
   __device__ __forceinline__ void send(const Params& p, int i) const {
     if constexpr (kReduced) {
-      if (column_of(i) >= end) return;
-      parts.send(p.reduce, part_offset(p, i), raw[i]);
+      if (column_of(i) < end && !is_owner(p)) parts.send(p.reduce, peer(p), part_offset(p, i), raw[i]);
     }
   }
   __device__ __forceinline__ void receive(const Params& p, int i) {
     if constexpr (kReduced) {
       if (column_of(i) >= end) return;
+      const int only = peer(p);
       float sum[8] = {};
 #pragma unroll 1
       for (int from = 0; from < p.reduce.ranks; ++from) {
+        if (only != RankParts::kAll && from != only) continue;
         float part[8];
         widen8<kBf16>(from == p.reduce.rank ? raw[i] : parts.receive(p.reduce, from, part_offset(p, i)), part);
 #pragma unroll
         for (int j = 0; j < 8; ++j) sum[j] += part[j];
       }
       raw[i] = narrow8<kBf16>(sum);
+      if (is_owner(p)) parts.send(p.reduce, RankParts::kAll, part_offset(p, i), raw[i]);
     }
   }
   __device__ __forceinline__ void load_weight(const GemmInputParams& p, int i) {

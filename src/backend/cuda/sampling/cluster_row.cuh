@@ -48,7 +48,7 @@ struct Kept {
 
 // Keys from `low` on are enough to reach what is wanted, a number of tokens or their weight; keys from `high` on are
 // not; how many they are and what they weigh. `ties` as in Kept, of the key `low`. `mine`: how many of them this warp
-// has.
+// has, and what its own weigh.
 struct Bracket {
   static constexpr uint32_t kUnknown = 0xffffffffu;
   uint32_t low, high;
@@ -58,10 +58,11 @@ struct Bracket {
   uint32_t mine_low, mine_high;
   uint32_t best;  // the row's
   double wanted;
+  double mine_weight_high;
   // Up to the best.
   __device__ static Bracket of(double wanted, uint32_t low, uint32_t best, uint32_t count, double weight,
                                uint32_t ties = Kept::kAll) {
-    return {low, best + 1, count, 0, weight, 0.0, ties, kUnknown, 0, best, wanted};
+    return {low, best + 1, count, 0, weight, 0.0, ties, kUnknown, 0, best, wanted, 0.0};
   }
   __device__ bool is_closed() const { return high - low <= 1; }
   __device__ bool fits_list() const { return count_low <= kListSize; }

@@ -28,12 +28,13 @@ __device__ __forceinline__ uint32_t first_key(uint32_t low, uint32_t high, uint3
   return high;
 }
 
-// Bins of equal width down from the largest logit, 16 times `scale` in all; the last has whatever is further down.
+// Bins of equal width down from the largest logit, `depth` times `scale` in all; the last has whatever is further down.
 class Bins {
  public:
-  __device__ Bins(float largest, float scale, uint32_t blocks)
+  __device__ Bins(float largest, float scale, float depth, uint32_t blocks)
       : largest_(largest),
-        rate_(static_cast<float>(kBinsPerBlock / 16 * blocks) / scale),
+        rate_(static_cast<float>(kBinsPerBlock * blocks) / (depth * scale)),
+        depth_(depth),
         count_(static_cast<int32_t>(kBinsPerBlock * blocks)) {}
   __device__ int32_t count() const { return count_; }
   // Otherwise numbers round to too few bins.
@@ -58,28 +59,21 @@ class Bins {
   // About what a token in it weighs, of the largest's weight, where `scale` was the temperature.
   __device__ float weight(int32_t bin) const {
     const float down = static_cast<float>(bin) + __fmaf_rn(largest_, rate_, kZero - zero());  // from the largest
-    return exp2f(down * (-16.0f * 1.442695041f) / static_cast<float>(count_));
+    return exp2f(down * (-1.442695041f * depth_) / static_cast<float>(count_));
   }
 
  private:
   static constexpr float kZero = 8388608.0f;  // 2^23: integers from here on
   __device__ float zero() const { return __fmaf_rn(largest_, rate_, kZero); }
 
-  float largest_, rate_;
+  float largest_, rate_, depth_;
   int32_t count_;
 };
 
 // The bin with which the tokens below the bracket are as many as it lacks or, kWeighs, weigh as much: nearly, since a
-// bin's tokens are taken to weigh the same. The last bin where all do not. A call, since its callers have no registers
-// left for it; so it takes the row in parts.
-struct BinOf {
-  int32_t bin;
-  uint32_t exchanges;
-};
+// bin's tokens are taken to weigh the same. The last bin where all do not.
 template <bool kWeighs>
-__device__ __noinline__ BinOf bin_of(RowShared& shared, RowCut cut, uint32_t exchanges, const Bins bins) {
-  ClusterRow row = make_row(shared, cut, 0);
-  row.exchanges = exchanges;
+__device__ __forceinline__ int32_t bin_of(ClusterRow& row, const Bins& bins) {
   auto* count = reinterpret_cast<uint32_t*>(row.shared.sorted);
   const auto* from = reinterpret_cast<const uint32_t(*)[kBinsPerBlock]>(row.shared.list);
   const uint32_t thread = threadIdx.x;
@@ -119,7 +113,7 @@ __device__ __noinline__ BinOf bin_of(RowShared& shared, RowCut cut, uint32_t exc
   const uint32_t lanes = __ballot_sync(0xffffffffu, static_cast<double>(until) > passed.left);
   const auto found = static_cast<uint32_t>(bin) - row.lane + (lanes != 0 ? __ffs(static_cast<int>(lanes)) - 1u : 31u);
   told = row.tell(found);  // of which one counts
-  return {passed.is_passed() ? static_cast<int32_t>(told[passed.warp].word) : bins.count() - 1, row.exchanges};
+  return passed.is_passed() ? static_cast<int32_t>(told[passed.warp].word) : bins.count() - 1;
 }
 
 }  // namespace nfp::cuda

@@ -148,30 +148,49 @@ __device__ __forceinline__ Drawn draw_from_warps(const ClusterRow& row, const do
   return {owner, owner == row.me() ? draw_from_warp(row, left, weights) : 0};
 }
 
-// The same where the warps have not weighed what is kept.
-__device__ __forceinline__ Drawn draw_from_row(ClusterRow& row, const Kept& kept, const Weigh& weigh, double u) {
-  KeptWeights weights{row, weigh, kept.key, kept.ties};
-  if (kept.ties != Kept::kAll) {
-    uint32_t equal = 0;
-    row.for_each_four([&](const uint4& four, int32_t) {
-      equal += (four.x == kept.key) + (four.y == kept.key) + (four.z == kept.key) + (four.w == kept.key);
-    });
-    const Told* all = row.tell(__reduce_add_sync(0xffffffffu, equal));
-    const uint32_t me = row.me();
-    uint32_t before = 0;
-    for (uint32_t i = row.lane; i < me; i += 32) before += static_cast<uint32_t>(all[i].word);
-    before = __reduce_add_sync(0xffffffffu, before);
-    weights.ties = kept.ties > before ? kept.ties - before : 0;
-  }
+// What of a warp's tokens is kept weighs; all ties are, and the row's bracket knows what is from its upper end on.
+__device__ __forceinline__ double weigh_within_bracket(const ClusterRow& row, uint32_t kept_key, const Weigh& weigh) {
+  const uint32_t span = row.bracket().high - kept_key;
   double mine = 0;
-  uint32_t seen = 0;
+  row.for_each_four<2>([&](const uint4& four, int32_t) {
+    const uint32_t key[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (key[j] - kept_key < span) mine += static_cast<double>(weigh(key[j]));
+  });
+  return warp_sum(mine) + row.bracket().mine_weight_high;
+}
+
+// The same where the warps have not weighed what is kept, or (is_in_bracket) only what is above the row's bracket.
+__device__ __forceinline__ Drawn draw_from_row(ClusterRow& row, const Kept& kept, const Weigh& weigh, double u,
+                                               bool is_in_bracket) {
+  KeptWeights weights{row, weigh, kept.key, kept.ties};
+  double mine = 0;
+  if (is_in_bracket && kept.ties == Kept::kAll) {
+    mine = weigh_within_bracket(row, kept.key, weigh);
+  } else {
+    if (kept.ties != Kept::kAll) {
+      uint32_t equal = 0;
+      row.for_each_four([&](const uint4& four, int32_t) {
+        equal += (four.x == kept.key) + (four.y == kept.key) + (four.z == kept.key) + (four.w == kept.key);
+      });
+      const Told* all = row.tell(__reduce_add_sync(0xffffffffu, equal));
+      const uint32_t me = row.me();
+      uint32_t before = 0;
+      for (uint32_t i = row.lane; i < me; i += 32) before += static_cast<uint32_t>(all[i].word);
+      before = __reduce_add_sync(0xffffffffu, before);
+      weights.ties = kept.ties > before ? kept.ties - before : 0;
+    }
+    uint32_t seen = 0;
 #pragma unroll 2
-  for (int i = 0; i < row.segment; i += kStretch) {
-    float w[4];
-    weights.get(i, seen, w);
-    mine += static_cast<double>((w[0] + w[1]) + (w[2] + w[3]));
+    for (int i = 0; i < row.segment; i += kStretch) {
+      float w[4];
+      weights.get(i, seen, w);
+      mine += static_cast<double>((w[0] + w[1]) + (w[2] + w[3]));
+    }
+    mine = warp_sum(mine);
   }
-  const Told* told = row.tell(0, warp_sum(mine));
+  const Told* told = row.tell(0, mine);
   double sum[kTold];
 #pragma unroll
   for (uint32_t i = 0; i < kTold; ++i) {
@@ -253,7 +272,9 @@ __device__ __forceinline__ Drawn draw(ClusterRow& row, const SamplingRow& s, uin
     // A bound that the warps' largest give: few tokens reach it, and in most rows they are enough.
     const uint32_t n = limited.k() ? static_cast<uint32_t>(s.top_k) : limited.p() ? row.warps() * 3 / 4 : 0;
     bool is_enough = true;
-    if (n <= row.warps()) {
+    // (No token weighs more than 1.)
+    const bool is_hopeless = !limited.k() && limited.p() && row.shared.target > 4.0 * n;
+    if (n <= row.warps() && !is_hopeless) {
       kept.key = max(n > 0 ? nth_largest(row, told, n, 0) : below_lowest_key(s, best), kLowestKey);
       candidates = count(row, kept, weigh);
       is_enough = limited.k() || !limited.p() || kept.key == kLowestKey || candidates.weight >= row.shared.target;
@@ -273,6 +294,8 @@ __device__ __forceinline__ Drawn draw(ClusterRow& row, const SamplingRow& s, uin
         b.count_high = candidates.count;
         b.weight_high = candidates.weight;
         b.mine_high = candidates.mine;
+        __syncwarp();
+        b.mine_weight_high = row.part(0);  // of count()
       }
       row.keep(b);
       if (limited.k()) {
@@ -298,7 +321,8 @@ __device__ __forceinline__ Drawn draw(ClusterRow& row, const SamplingRow& s, uin
     const uint32_t low = row.shared.bound[0];
     if (low > kept.key) kept = {low, Kept::kAll};
   }
-  if (!is_list) return draw_from_row(row, kept, weigh, uniform(s.seed, s.draw));
+  if (!is_list)
+    return draw_from_row(row, kept, weigh, uniform(s.seed, s.draw), limits_then.p() && kept.key < row.bracket().high);
   const int listed = collect(row, kept, kAnyKey, candidates);
   if (!row.leads()) return {0, 0};
   const ListLimits limits{limits_then.k() ? s.top_k : row.vocab,

@@ -38,13 +38,13 @@ Status run_sample(const SampleCall& c, CUstream_st* stream) {
       (c.history.counts == nullptr || c.history.vocab != c.logits.vocab || c.counter == nullptr))
     return bad("sample", "history and counter", "must be there, with the logits' vocabulary");
   if ((c.needs & SamplingNeeds::kReport) != 0 && c.top == nullptr) return bad("sample", "top", "is null");
-  SampleParams p{c, cut_row(c.logits.vocab)};
-  if ((c.needs & SamplingNeeds::kBias) == 0) p.call.bias = nullptr;
-  if ((c.needs & SamplingNeeds::kMask) == 0) p.call.allowed = nullptr;
-  if ((c.needs & SamplingNeeds::kPenalties) == 0) p.call.history.counts = nullptr;
   const uint32_t more = SamplingNeeds::kDraw | SamplingNeeds::kPenalties | SamplingNeeds::kBias | SamplingNeeds::kMask |
                         SamplingNeeds::kReport;
   const bool greedy = (c.needs & more) == 0;
+  SampleParams p{c, greedy ? cut_greedy_row(c.logits.vocab, c.logits.rows) : cut_row(c.logits.vocab)};
+  if ((c.needs & SamplingNeeds::kBias) == 0) p.call.bias = nullptr;
+  if ((c.needs & SamplingNeeds::kMask) == 0) p.call.allowed = nullptr;
+  if ((c.needs & SamplingNeeds::kPenalties) == 0) p.call.history.counts = nullptr;
   const LaunchShape shape{c.logits.rows * p.cut.blocks, p.cut.blocks, kSampleThreads,
                           greedy ? 0 : sample_shared_bytes(p.cut), c.dependent_launch};
   void* arguments[] = {&p};

@@ -431,10 +431,10 @@ TEST_F(SamplingGpu, GivesTheCpusTokens) {
   struct Case {
     int32_t vocab, rows;
   };
-  for (const Case& c :
-       {Case{7, 256}, Case{1, 3}, Case{1000, 256}, Case{1024, 33}, Case{1025, 65}, Case{2049, 200}, Case{5003, 128},
-        Case{32000, 200}, Case{32000, 1}, Case{49152, 256}, Case{128256, 100}, Case{128256, 8}, Case{151936, 64},
-        Case{151935, 33}, Case{262144, 12}, Case{128256, 200}, Case{32000, 256}, Case{4096, 256}}) {
+  for (const Case& c : {Case{7, 256},      Case{1, 3},       Case{1000, 256},  Case{1024, 33},   Case{1025, 65},
+                        Case{2049, 200},   Case{5003, 128},  Case{32000, 200}, Case{32000, 1},   Case{49152, 256},
+                        Case{128256, 100}, Case{128256, 8},  Case{151936, 64}, Case{151935, 33}, Case{262144, 12},
+                        Case{128256, 200}, Case{32000, 256}, Case{4096, 256},  Case{12000, 60},  Case{100352, 40}}) {
     check_batch(generator.batch(c.vocab, c.rows, false), kEverything, tally);
     if (HasFatalFailure()) return;
   }
@@ -450,7 +450,7 @@ TEST_F(SamplingGpu, RowsOfEveryShape) {
     int32_t vocab, rows;
   };
   for (const Case& c : {Case{1025, 300}, Case{4097, 300}, Case{16385, 200}, Case{50257, 1}, Case{50257, 131},
-                        Case{128256, 150}, Case{151935, 67}, Case{262147, 21}}) {
+                        Case{128256, 150}, Case{151935, 67}, Case{262147, 21}, Case{12000, 33}, Case{100352, 33}}) {
     Batch b = generator.batch(c.vocab, c.rows, false);
     for (int32_t r = 0; r < b.rows; ++r) {
       generator.shape(b.logits.data() + r * b.ld, b.vocab, r % Generator::kShapes);

@@ -18,12 +18,25 @@ struct RowCut {
   int blocks = 2;
   int segment = kStretch;
 };
+constexpr RowCut cut_into(int32_t vocab, int blocks) {
+  const int stretches = blocks * kSampleWarps * kStretch;
+  return {blocks, (vocab + stretches - 1) / stretches * kStretch};
+}
+// Sums depend on the cut, so it must not depend on how many rows there are. Up to four blocks make few rows quick. More
+// would leave room for fewer rows at once (a GPU has room for 79 clusters of 3, 62 of 4, 39 of 6 and 30 of 8 blocks of
+// which two fit an SM), so they are for rows of which no two blocks would fit one.
 constexpr RowCut cut_row(int32_t vocab) {
-  RowCut cut;
-  while (cut.blocks < kSampleBlocks && vocab > cut.blocks * kSampleThreads * 8) cut.blocks *= 2;
-  const int warps = cut.blocks * kSampleWarps;
-  cut.segment = (vocab + warps * kStretch - 1) / (warps * kStretch) * kStretch;
-  return cut;
+  constexpr int32_t kFew = 8 * kSampleThreads, kMost = 44 * kSampleThreads;  // ids of a block
+  int blocks = 2;
+  while (blocks < kSampleBlocks && vocab > blocks * (blocks < 4 ? kFew : kMost)) ++blocks;
+  return cut_into(vocab, blocks);
+}
+// The largest logit is the same however a row is cut.
+constexpr RowCut cut_greedy_row(int32_t vocab, int32_t rows) {
+  constexpr int32_t kBlocks = 160;  // of all rows: one for each SM, and some
+  int blocks = 2;
+  while (blocks < kSampleBlocks && vocab > blocks * 8 * kSampleThreads && rows * blocks * 2 <= kBlocks) blocks *= 2;
+  return cut_into(vocab, blocks);
 }
 
 struct SampleParams {

@@ -1,6 +1,7 @@
 // Which tokens a limit keeps. A bound that the warps' largest logits give leaves few tokens of most rows, which are
-// collected in one block's list. In other rows a search over thresholds finds the largest key from which on there are
-// enough tokens (top-k) or enough weight (top-p), until the keys that it may be are few enough for that list.
+// collected in one block's list. In other rows a histogram, and a search over thresholds where that does not do, finds
+// the largest key from which on there are enough tokens (top-k) or enough weight (top-p), until the keys that it may be
+// are few enough for that list.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +12,15 @@
 
 namespace nfp::cuda {
 
-inline constexpr int kThresholds = 4;  // a pass
+inline constexpr int kThresholds = 4;  // of a pass that searches
 
 // Counts, and weighs if kWeighs, the keys from each of the ascending thresholds on up to `end`, which is above all.
-// Part t is a count, part kThresholds + t a weight.
-template <bool kWeighs>
-__device__ __forceinline__ double measure(ClusterRow& row, uint32_t end, const uint32_t (&threshold)[kThresholds],
+// Part t is a count, part kCount + t a weight.
+template <bool kWeighs, int kCount>
+__device__ __forceinline__ double measure(ClusterRow& row, uint32_t end, const uint32_t (&threshold)[kCount],
                                           const Weigh& weigh) {
-  uint32_t count[kThresholds] = {};
-  float part[kThresholds] = {};
+  uint32_t count[kCount] = {};
+  float part[kCount] = {};
   row.for_each_four([&](const uint4& four, int32_t) {
     uint32_t key[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
@@ -30,7 +31,7 @@ __device__ __forceinline__ double measure(ClusterRow& row, uint32_t end, const u
       float w = 0.0f;
       if constexpr (kWeighs) w = weigh(k);
 #pragma unroll
-      for (int t = 0; t < kThresholds; ++t) {
+      for (int t = 0; t < kCount; ++t) {
         const bool is_in = k >= threshold[t];
         count[t] += is_in ? 1 : 0;
         if constexpr (kWeighs) part[t] += is_in ? w : 0.0f;
@@ -38,11 +39,11 @@ __device__ __forceinline__ double measure(ClusterRow& row, uint32_t end, const u
     }
   });
 #pragma unroll
-  for (int t = 0; t < kThresholds; ++t) {
+  for (int t = 0; t < kCount; ++t) {
     row.set_part(t, __reduce_add_sync(0xffffffffu, count[t]));
-    if constexpr (kWeighs) row.set_part(kThresholds + t, warp_sum(static_cast<double>(part[t])));
+    if constexpr (kWeighs) row.set_part(kCount + t, warp_sum(static_cast<double>(part[t])));
   }
-  constexpr int kParts = kWeighs ? 2 * kThresholds : kThresholds;
+  constexpr int kParts = kWeighs ? 2 * kCount : kCount;
   return row.add_up_parts<kParts>();
 }
 
@@ -75,62 +76,88 @@ __device__ __forceinline__ void choose_thresholds(const Bracket& b, int pass, fl
   }
 }
 
-// The same for a bracket that is open below, by a histogram: in halves of the bin that has the goal, and at the
-// next bin's end, since the goal may be in that. False if it is further down than there are bins.
+// How far below the largest logit the goal of a bracket that is open below may be, in units of the temperature. Of all
+// tokens the lightest that together do not weigh what is not wanted are never kept, so none is that is lighter than a
+// share of it (kWeighs; numbers of tokens tell nothing of weights).
 template <bool kWeighs>
-__device__ __forceinline__ bool choose_by_histogram(ClusterRow& row, float scale, uint32_t (&threshold)[kThresholds]) {
-  const uint32_t best = row.bracket().best;
-  const Bins bins{logit_of(best), scale, row.blocks};
-  if (!bins.are_distinct()) return false;
-  const BinOf found = bin_of<kWeighs>(row.shared, {static_cast<int>(row.blocks), row.segment}, row.exchanges, bins);
-  row.exchanges = found.exchanges;
-  if (found.bin >= bins.count() - 1) return false;
-  threshold[0] = bins.first_key_of(found.bin + 1, best, row.lane);
-  threshold[1] = bins.first_key_of(found.bin, best, row.lane);
-  threshold[3] = bins.first_key_of(found.bin - 1, best, row.lane);
-  threshold[2] = key_between(logit_of(threshold[1]), logit_of(threshold[3]), 0.5f);
-  return true;
+__device__ __forceinline__ float depth_of(const Bracket& b) {
+  constexpr float kMost = 16.0f, kLeast = 0.25f;  // e^-16 of the largest; rounding
+  const double share = (b.weight_low - b.wanted) / b.count_low;
+  return kWeighs && share > 0 ? fminf(fmaxf(-1.01f * logf(static_cast<float>(share)), kLeast), kMost) : kMost;
 }
 
-// Narrows the row's bracket until it is closed or what may be its goal's key fits into a list.
+// The ends of the histogram's bin that has the goal of a bracket that is open below, as keys; both 0 if it is further
+// down than there are bins. A call, since its callers have no registers left for it; so it takes the row in parts.
+struct BinEnds {
+  uint32_t key[2];
+  uint32_t exchanges;
+};
 template <bool kWeighs>
-__device__ __forceinline__ void search(ClusterRow& row, const Weigh& weigh, float scale) {
-  for (int pass = 0;; ++pass) {
-    uint32_t threshold[kThresholds];
-    Bracket b = row.bracket();
-    if (b.is_closed() || b.is_narrow()) return;
-    const bool is_chosen =
-        pass == 0 && b.low <= kMinusInfinityKey && choose_by_histogram<kWeighs>(row, scale, threshold);
-    b = row.bracket();
-    if (!is_chosen) choose_thresholds<kWeighs>(b, pass, scale, threshold);
+__device__ __noinline__ BinEnds ends_of_bin(RowShared& shared, RowCut shape, uint32_t exchanges, float scale) {
+  ClusterRow row = make_row(shared, shape, 0);
+  row.exchanges = exchanges;
+  const Bracket b = row.bracket();
+  const Bins bins{logit_of(b.best), scale, depth_of<kWeighs>(b), row.blocks};
+  if (!bins.are_distinct()) return {{0, 0}, row.exchanges};
+  const int32_t found = bin_of<kWeighs>(row, bins);
+  if (found >= bins.count() - 1) return {{0, 0}, row.exchanges};
+  return {{bins.first_key_of(found, b.best, row.lane), bins.first_key_of(found - 1, b.best, row.lane)}, row.exchanges};
+}
+
+// Narrows the row's bracket by what is measured at ascending thresholds, which are moved into it. One lane judges each.
+template <bool kWeighs, int kCount>
+__device__ __forceinline__ void cut(ClusterRow& row, const Weigh& weigh, uint32_t (&threshold)[kCount]) {
+  {
+    const Bracket b = row.bracket();
 #pragma unroll
     for (uint32_t& key : threshold) key = min(max(key, b.low), b.high - 1);
-    const double sums = measure<kWeighs>(row, b.high, threshold, weigh);
-    b = row.bracket();
-    const uint32_t above = b.count_high, mine_above = b.mine_high;
-    const double weight_above = b.weight_high;
-    bool is_enough = true;
+  }
+  const double sums = measure<kWeighs>(row, row.bracket().high, threshold, weigh);
+  Bracket& b = row.shared.bracket[ptx::read_thread() / 32];
+  uint32_t key = threshold[0];
 #pragma unroll
-    for (int t = 0; t < kThresholds; ++t) {
-      const auto count = static_cast<uint32_t>(row.sum_of(sums, t)) + above;
-      const double weight = kWeighs ? row.sum_of(sums, kThresholds + t) + weight_above : 0.0;
-      if (!is_enough || threshold[t] <= b.low) continue;  // known
-      is_enough = (kWeighs ? weight : static_cast<double>(count)) >= b.wanted;
-      const uint32_t mine = mine_above + static_cast<uint32_t>(row.part(t));
-      if (is_enough) {
-        b.low = threshold[t];
-        b.count_low = count;
-        b.weight_low = weight;
-        b.mine_low = mine;
-        b.ties = Kept::kAll;
-      } else {
-        b.high = threshold[t];
-        b.count_high = count;
-        b.weight_high = weight;
-        b.mine_high = mine;
-      }
+  for (uint32_t t = 1; t < kCount; ++t) key = row.lane == t ? threshold[t] : key;
+  const auto all_from = [&](int t) { return row.sum_of(sums, kWeighs ? kCount + t : t); };
+  const double reached = all_from(static_cast<int>(row.lane) % kCount) + (kWeighs ? b.weight_high : b.count_high);
+  const bool is_enough = key <= b.low || reached >= b.wanted;
+  const uint32_t short_of = __ballot_sync(0xffffffffu, row.lane >= kCount || !is_enough);
+  const int upper = __ffs(static_cast<int>(short_of)) - 1, lower = upper - 1;  // thresholds: the first that is not
+  const uint32_t high = __shfl_sync(0xffffffffu, key, upper), low = __shfl_sync(0xffffffffu, key, lower & 31);
+  const auto count_low = static_cast<uint32_t>(row.sum_of(sums, lower & 31)),
+             count_high = static_cast<uint32_t>(row.sum_of(sums, upper));
+  const double weight_low = kWeighs ? all_from(lower & 15) : 0.0, weight_high = kWeighs ? all_from(upper) : 0.0;
+  if (row.lane == 0) {
+    if (lower >= 0 && low > b.low) {
+      b.low = low;
+      b.count_low = count_low + b.count_high;
+      b.weight_low = weight_low + b.weight_high;
+      b.mine_low = static_cast<uint32_t>(row.part(lower)) + b.mine_high;
+      b.ties = Kept::kAll;
     }
-    row.keep(b);
+    if (upper < kCount) {
+      b.high = high;
+      b.count_high += count_high;
+      b.weight_high += weight_high;
+      b.mine_high += static_cast<uint32_t>(row.part(upper));
+      if constexpr (kWeighs) b.mine_weight_high += row.part(kCount + upper);
+    }
+  }
+  __syncwarp();
+}
+
+// Narrows the row's bracket, pass by pass, until it is closed or what may be its goal's key fits into a list; returns
+// the exchanges so far. A call, as ends_of_bin() is.
+template <bool kWeighs>
+__device__ __noinline__ uint32_t search(RowShared& shared, RowCut shape, uint32_t exchanges, const Weigh weigh,
+                                        float scale) {
+  ClusterRow row = make_row(shared, shape, 0);
+  row.exchanges = exchanges;
+  for (int pass = 0;; ++pass) {
+    const Bracket b = row.bracket();
+    if (b.is_closed() || b.is_narrow()) return row.exchanges;
+    uint32_t threshold[kThresholds];
+    choose_thresholds<kWeighs>(b, pass, scale, threshold);
+    cut<kWeighs>(row, weigh, threshold);
   }
 }
 
@@ -232,6 +259,7 @@ __device__ __forceinline__ Candidates sum_up(const ClusterRow& row, const Told* 
 __device__ __forceinline__ Candidates count(ClusterRow& row, const Kept& kept, const Weigh& weigh,
                                             uint32_t end = kAnyKey) {
   const Counted c = count_kept(row, kept, end, weigh);
+  row.set_part(0, c.weight);
   Candidates all = sum_up(row, row.tell(c.word(), c.weight), kept.ties);
   all.mine = c.above + c.equal;
   return all;
@@ -376,8 +404,8 @@ __device__ __forceinline__ Kept settle(ClusterRow& row, const Weigh& weigh) {
     const auto is_there = [&](int i) { return i < n; };
     int last = static_cast<int>(b.wanted) - static_cast<int>(b.count_high) - 1;
     if (kWeighs) {
-      const double w0 = is_there(2 * t) ? weigh.exact(sorted_key(2 * t)) : 0.0;
-      const double w1 = is_there(2 * t + 1) ? weigh.exact(sorted_key(2 * t + 1)) : 0.0;
+      const double w0 = is_there(2 * t) ? weigh(sorted_key(2 * t)) : 0.0f;  // as the rest was weighed
+      const double w1 = is_there(2 * t + 1) ? weigh(sorted_key(2 * t + 1)) : 0.0f;
       const PairScan until = scan_pairs(row.shared, w0, w1, row.warp, row.lane);
       const double wanted = b.wanted - b.weight_high;
       last = lowest_of(row.shared, is_there(2 * t) && until.first >= wanted        ? 2 * t
@@ -399,7 +427,13 @@ __device__ __forceinline__ Kept settle(ClusterRow& row, const Weigh& weigh) {
 // What the row's bracket keeps to reach its goal; true if it is a little more, which makes a list.
 template <bool kWeighs>
 __device__ __forceinline__ bool narrow(ClusterRow& row, const Weigh& weigh, float scale, Kept& kept) {
-  search<kWeighs>(row, weigh, scale);
+  const RowCut shape{static_cast<int>(row.blocks), row.segment};
+  if (row.bracket().low <= kMinusInfinityKey && !row.bracket().is_closed() && !row.bracket().is_narrow()) {
+    BinEnds ends = ends_of_bin<kWeighs>(row.shared, shape, row.exchanges, scale);
+    row.exchanges = ends.exchanges;
+    if (ends.key[0] != 0) cut<kWeighs>(row, weigh, ends.key);
+  }
+  row.exchanges = search<kWeighs>(row.shared, shape, row.exchanges, weigh, scale);
   const Bracket b = row.bracket();
   kept = b.fits_list() ? Kept{b.low, b.ties} : settle<kWeighs>(row, weigh);
   return row.bracket().fits_list();

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "engine/step_log.h"
 #include "eval/step_breakdown.h"
+#include "eval/switching.h"
 
 namespace nfp {
 namespace {

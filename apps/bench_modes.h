@@ -9,7 +9,6 @@
 #include "bench_report.h"
 #include "eval/latency.h"
 #include "eval/step_times.h"
-#include "eval/switching.h"
 #include "eval/throughput.h"
 #include "flags.h"
 

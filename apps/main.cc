@@ -81,17 +81,22 @@ int main(int argc, char** argv) {
       nfp::log::say("nestedfp: error: {}: no such verb or flag; `nestedfp --help` lists them\n", unknown.front());
       return 2;
     }
+    if (error.get_exit_code() == 0) {  // --help and --version
+      app.exit(error);
+      return finish(status);
+    }
+    std::string verb = "nestedfp";
+    for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+      at = at->get_subcommands().front();
+      verb += " " + at->get_name();
+    }
     if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {  // whose own text has them backwards
-      std::string verb = "nestedfp";
-      for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
-        at = at->get_subcommands().front();
-        verb += " " + at->get_name();
-      }
       nfp::log::say("nestedfp: error: {}: not expected here; `{} --help` lists what is\n",
                     nfp::log::without_controls(fmt::format("{}", fmt::join(app.remaining(true), " "))), verb);
-      return 2;
+    } else {
+      nfp::log::say("nestedfp: error: {} (see `{} --help`)\n", nfp::log::without_controls(error.what()), verb);
     }
-    return app.exit(error) == 0 ? finish(status) : 2;
+    return 2;
   } catch (const std::bad_alloc&) {
     nfp::log::say("nestedfp: error: there is not enough memory; use a smaller model, context or batch\n");
     return 1;

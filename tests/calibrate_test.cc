@@ -13,40 +13,22 @@
 #include "base/atomic_file.h"
 #include "calibrate/activations.h"
 #include "engine/model_runner.h"
-#include "eval/sequence_runner.h"
 #include "runtime/loaded_model.h"
-#include "tiny_model.h"
+#include "tiny_calibration.h"
 
 namespace nfp {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::logits;
 
-class CalibrateTest : public ::testing::Test {
+class CalibrateTest : public testing::TinyCalibrationTest {
  protected:
-  void SetUp() override {
-    const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::string safe = name;
-    std::replace(safe.begin(), safe.end(), '/', '_');
-    folder_ = fs::path(::testing::TempDir()) / ("nfp_calibrate_" + safe);
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-    model_ = testing::tiny_model_folder("llama-tied");
-    if (model_.empty()) GTEST_SKIP() << "the tiny models were not made (python3 with numpy makes them)";
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  CalibrateTest() : TinyCalibrationTest("llama-tied") {}
 
-  CalibrationOptions options(const std::string& cache, int threads = 2) const {
-    CalibrationOptions options;
-    options.tokens = 1024;
-    options.threads = threads;
-    options.cache = (folder_ / cache).string();
-    return options;
-  }
   std::string write(const std::string& name, std::string_view text) const {
-    const std::string path = (folder_ / name).string();
-    EXPECT_TRUE(write_file(path, text).ok());
-    return path;
+    EXPECT_TRUE(write_file(path(name), text).ok());
+    return path(name);
   }
   static std::unique_ptr<LoadedModel> load_with(const std::string& model, MatrixFilter filter) {
     LoadedModelOptions options;
@@ -55,18 +37,6 @@ class CalibrateTest : public ::testing::Test {
     auto loaded = load(model, options);
     EXPECT_TRUE(loaded.ok()) << loaded.error().message;
     return loaded.ok() ? std::move(*loaded) : nullptr;
-  }
-  // Logits of every position of a fixed sequence.
-  static std::vector<float> logits(Model& model, Precision precision) {
-    std::vector<int32_t> tokens(48);
-    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 37 % 251);
-    const auto count = static_cast<int32_t>(tokens.size());
-    auto runner = SequenceRunner::create(model, count, count);
-    EXPECT_TRUE(runner.ok());
-    EXPECT_TRUE((*runner)->feed(tokens, precision).ok());
-    std::vector<float> out(tokens.size() * static_cast<size_t>(model.config().vocab));
-    EXPECT_TRUE((*runner)->logits(0, count, precision, out.data()).ok());
-    return out;
   }
   static double distance(const std::vector<float>& a, const std::vector<float>& b) {
     double sum = 0;
@@ -81,9 +51,6 @@ class CalibrateTest : public ::testing::Test {
       EXPECT_EQ(choice->bits, b.choices.find(name)->second->bits) << name;
     }
   }
-
-  fs::path folder_;
-  std::string model_;
 };
 
 // The errors of the layers before left as they are, or made up for.
@@ -315,7 +282,7 @@ TEST_P(CalibrateBothWaysTest, GoesOnAfterAnInterruption) {
   EXPECT_FALSE(is_calibrated(**source, others));
   std::string torn, damaged;
   // As if it had been stopped after the first layer, and the order's file had been torn.
-  for (const auto& entry : fs::recursive_directory_iterator(folder_ / "cache")) {
+  for (const auto& entry : fs::recursive_directory_iterator(path("cache"))) {
     const std::string name = entry.path().filename().string();
     if (name == "layer-0001.bin") fs::remove(entry.path());
     if (name == "order.json") torn = entry.path().string();
@@ -327,7 +294,7 @@ TEST_P(CalibrateBothWaysTest, GoesOnAfterAnInterruption) {
   expect_equal(*whole, *again);
   EXPECT_EQ(whole->to_json(), again->to_json());
   // A layer whose file is damaged is computed again.
-  for (const auto& entry : fs::recursive_directory_iterator(folder_ / "cache")) {
+  for (const auto& entry : fs::recursive_directory_iterator(path("cache"))) {
     if (entry.path().filename() == "layer-0000.bin") damaged = entry.path().string();
   }
   ASSERT_TRUE(write_file(damaged, "NFPCHOI1").ok());
@@ -476,8 +443,8 @@ TEST_F(CalibrateTest, AFullDiskIsAnErrorAndLeavesNothingHalfWritten) {
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
   ASSERT_FALSE(full.ok());
-  EXPECT_NE(full.error().message.find((folder_ / "cache").string()), std::string::npos) << full.error().message;
-  for (const auto& entry : fs::recursive_directory_iterator(folder_ / "cache")) {
+  EXPECT_NE(full.error().message.find(path("cache")), std::string::npos) << full.error().message;
+  for (const auto& entry : fs::recursive_directory_iterator(path("cache"))) {
     EXPECT_TRUE(entry.is_directory()) << entry.path();
   }
   const auto again = calibrate(model_, options("cache"));
@@ -499,7 +466,7 @@ TEST_F(CalibrateTest, TextThatCannotServeIsAnErrorThatNamesIt) {
       {write("empty.txt", ""), "longer text"},
       {write("short.txt", "Only a few words."), "longer text"},
       {write("bytes.txt", std::string(5000, '\xff')), "not UTF-8"},
-      {(folder_ / "absent.txt").string(), "absent.txt"},
+      {path("absent.txt"), "absent.txt"},
   };
   for (const auto& [path, part] : cases) {
     auto settings = options("cache");
@@ -512,7 +479,7 @@ TEST_F(CalibrateTest, TextThatCannotServeIsAnErrorThatNamesIt) {
     EXPECT_NE(result.error().message.find(path), std::string::npos) << result.error().message;
     EXPECT_NE(result.error().message.find(part), std::string::npos) << result.error().message;
   }
-  EXPECT_FALSE(fs::exists(folder_ / "cache"));
+  EXPECT_FALSE(fs::exists(path("cache")));
 }
 
 TEST_F(CalibrateTest, ACacheThatCannotBeWrittenIsAnError) {

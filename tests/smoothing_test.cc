@@ -12,15 +12,15 @@
 
 #include "base/atomic_file.h"
 #include "calibrate/calibrate.h"
-#include "eval/sequence_runner.h"
 #include "io/convert.h"
 #include "runtime/loaded_model.h"
-#include "tiny_model.h"
+#include "tiny_calibration.h"
 
 namespace nfp {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::logits;
 
 std::unique_ptr<LoadedModel> load_with(const std::string& model, const TensorScalings* scalings,
                                        MatrixFilter filter = {}, const std::string& kernels = "") {
@@ -32,19 +32,6 @@ std::unique_ptr<LoadedModel> load_with(const std::string& model, const TensorSca
   auto loaded = load(model, options);
   EXPECT_TRUE(loaded.ok()) << loaded.error().message;
   return loaded.ok() ? std::move(*loaded) : nullptr;
-}
-
-// Logits of every position of a fixed sequence.
-std::vector<float> logits(Model& model, Precision precision) {
-  std::vector<int32_t> tokens(48);
-  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 37 % 251);
-  const auto count = static_cast<int32_t>(tokens.size());
-  const auto runner = SequenceRunner::create(model, count, count);
-  EXPECT_TRUE(runner.ok());
-  EXPECT_TRUE((*runner)->feed(tokens, precision).ok());
-  std::vector<float> out(tokens.size() * static_cast<size_t>(model.config().vocab));
-  EXPECT_TRUE((*runner)->logits(0, count, precision, out.data()).ok());
-  return out;
 }
 
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
@@ -144,35 +131,22 @@ TEST(SmoothedDemoModel, Fp16StaysBitForBitAtTheLimits) {
   EXPECT_EQ(logits(*smoothed->model, Precision::kFp16), exact);
 }
 
-class SmoothedCalibration : public ::testing::Test {
+class SmoothedCalibration : public testing::TinyCalibrationTest {
  protected:
-  void SetUp() override {
-    const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    folder_ = fs::path(::testing::TempDir()) / ("nfp_smoothing_" + name);
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-    model_ = testing::tiny_model_folder("llama-bias");
-    if (model_.empty()) GTEST_SKIP() << "the tiny models were not made (python3 with numpy makes them)";
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  SmoothedCalibration() : TinyCalibrationTest("llama-bias") {}
+
   CalibrationOptions options(const std::string& cache, int threads = 2) const {
-    CalibrationOptions options;
-    options.tokens = 1024;
-    options.threads = threads;
-    options.cache = (folder_ / cache).string();
+    CalibrationOptions options = TinyCalibrationTest::options(cache, threads);
     options.measure_sensitivity = false;
     options.smooth = true;
     return options;
   }
   std::string kept(const std::string& name) const {
-    for (const auto& entry : fs::recursive_directory_iterator(folder_ / "cache")) {
+    for (const auto& entry : fs::recursive_directory_iterator(path("cache"))) {
       if (entry.path().filename() == name) return entry.path().string();
     }
     return {};
   }
-
-  fs::path folder_;
-  std::string model_;
 };
 
 TEST_F(SmoothedCalibration, ChoosesOnTheSmoothedModelAndIsKeptApart) {
@@ -231,7 +205,7 @@ TEST_F(SmoothedCalibration, AConvertedCheckpointIsTheSmoothedModel) {
     NFP_ASSIGN_OR_RETURN(auto reader, (*source)->matrix(name, threads));
     return made->filter()(name, std::move(reader));
   };
-  const std::string nested = (folder_ / "nested").string();
+  const std::string nested = path("nested");
   const auto report = convert(**source, nested, convert_options, threads);
   ASSERT_TRUE(report.ok()) << report.error().message;
   const auto original = load_with(model_, nullptr);

@@ -10,7 +10,7 @@ from ctypes import POINTER, c_char_p, c_int32, c_size_t, c_void_p
 from functools import cache
 from typing import Any
 
-from ._library import NestedFPError, declare, file_name, find
+from ._library import NestedFPError, file_name, load
 
 ABI_VERSION = 2
 USAGE = 6  # nfp_status
@@ -33,12 +33,7 @@ _FUNCTIONS = {
 
 @cache
 def library() -> ctypes.CDLL:
-    loaded = ctypes.CDLL(find("libnestedfp_engine.so"))
-    declare(loaded, _FUNCTIONS)
-    if loaded.nfp_engine_abi_version() != ABI_VERSION:
-        raise ImportError(f"nestedfp: libnestedfp_engine.so has interface version {loaded.nfp_engine_abi_version()}, "
-                          f"this package needs {ABI_VERSION}; both must come from one wheel")
-    return loaded
+    return load("libnestedfp_engine.so", _FUNCTIONS, "nfp_engine_abi_version", ABI_VERSION)
 
 
 def _check(code: int) -> None:

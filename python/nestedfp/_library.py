@@ -168,21 +168,21 @@ def file_name(file: str | bytes | os.PathLike[str]) -> bytes:
     return name
 
 
-def declare(library: ctypes.CDLL, functions: Mapping[str, tuple[Any, Any]]) -> None:
+def load(file: str, functions: Mapping[str, tuple[Any, Any]], abi_version: str, needed: int) -> ctypes.CDLL:
+    """The library, whose interface's version, as its function ``abi_version`` tells it, is the one that is needed."""
+    loaded = ctypes.CDLL(find(file))
     for name, (result, arguments) in functions.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = arguments
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    if (version := getattr(loaded, abi_version)()) != needed:
+        raise ImportError(f"nestedfp: {file} has interface version {version}, this package needs {needed}; both must "
+                          "come from one wheel")
+    return loaded
 
 
 @cache
 def library() -> ctypes.CDLL:
-    loaded = ctypes.CDLL(find("libnestedfp.so"))
-    declare(loaded, _FUNCTIONS)
-    if loaded.nfp_abi_version() != ABI_VERSION:
-        raise ImportError(f"nestedfp: libnestedfp.so has interface version {loaded.nfp_abi_version()}, this package "
-                          f"needs {ABI_VERSION}; both must come from one wheel")
-    return loaded
+    return load("libnestedfp.so", _FUNCTIONS, "nfp_abi_version", ABI_VERSION)
 
 
 def check(code: int) -> None:

@@ -49,6 +49,7 @@ bool output_is_replaced(const std::string& path);
 // not say.
 bool is_mount_point(const std::string& path);
 
+// The whole file at once, as AtomicFile does: where it fails, what was there before is still there.
 Status write_file(const std::string& path, std::string_view text, mode_t mode = 0644);
 
 }  // namespace nfp

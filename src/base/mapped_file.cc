@@ -10,24 +10,11 @@
 #include <cstring>
 #include <utility>
 
+#include "base/fd.h"
 #include "base/mapping_guard.h"
 
 namespace nfp {
 namespace {
-
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  ~FileDescriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 Error open_error(const std::string& path, int code) {
   if (code == ENOENT || code == ENOTDIR) return error(ErrorCode::kNotFound, "{}: no such file", path);
@@ -37,8 +24,8 @@ Error open_error(const std::string& path, int code) {
 }  // namespace
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
-  const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // waits for no pipe's writer
-  if (fd.get() < 0) return open_error(path, errno);
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // waits for no pipe's writer
+  if (!fd) return open_error(path, errno);
   struct stat status = {};
   if (::fstat(fd.get(), &status) != 0) return open_error(path, errno);
   if (!S_ISREG(status.st_mode)) return error(ErrorCode::kInvalidInput, "{}: not a regular file", path);
@@ -88,8 +75,8 @@ void MappedFile::release(std::span<const std::byte> part) const {
 }
 
 Result<std::string> read_text_file(const std::string& path, size_t limit) {
-  const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (fd.get() < 0) return open_error(path, errno);
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return open_error(path, errno);
   return read_text(fd.get(), path, limit);
 }
 

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 
-#include "base/float_types.h"
 #include "eval/sequence_runner.h"
 
 namespace nfp {

@@ -11,11 +11,11 @@
 
 #include "base/progress.h"
 #include "base/result.h"
-#include "calibrate/gptq.h"
 #include "calibrate/sensitivity.h"
 #include "calibrate/upper_choice.h"
 #include "io/scaled_source.h"
 #include "model/weight_loader.h"
+#include "nested/upper_rule.h"
 
 namespace nfp {
 

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/atomic_file.h"
+#include "base/testing/scratch_folder.h"
 
 namespace nfp {
 namespace {
@@ -62,10 +63,9 @@ TEST(ContentKey, ModelsThatDifferInAnyValueAreTwo) {
 
 // What --calibrate FILE read may be a file that only its owner may read. So may be what is kept of it.
 TEST(CalibrationStore, TheTextIsItsOwnersOnly) {
-  const std::string folder = ::testing::TempDir() + "nfp_store_test";
-  std::filesystem::remove_all(folder);
+  const testing::ScratchFolder scratch;
   const mode_t before = umask(0);
-  const auto store = CalibrationStore::open(folder, 7);
+  const auto store = CalibrationStore::open(scratch.path(), 7);
   ASSERT_TRUE(store.ok()) << store.error().message;
   const TokenSequences text = {{1, 2, 3}, {4}};
   const Status saved = store->save_text(text);
@@ -74,19 +74,17 @@ TEST(CalibrationStore, TheTextIsItsOwnersOnly) {
   EXPECT_EQ(store->text(), text);
   using Perms = std::filesystem::perms;
   int files = 0;
-  for (const auto& file : std::filesystem::recursive_directory_iterator(folder)) {
+  for (const auto& file : std::filesystem::recursive_directory_iterator(scratch.path())) {
     if (!file.is_regular_file()) continue;
     ++files;
     EXPECT_EQ(file.status().permissions() & (Perms::group_all | Perms::others_all), Perms::none) << file.path();
   }
   EXPECT_EQ(files, 1);
-  std::filesystem::remove_all(folder);
 }
 
 TEST(CalibrationStore, WhatIsNoTextOrOrderIsMadeAgain) {
-  const std::string folder = ::testing::TempDir() + "nfp_store_damaged_test";
-  std::filesystem::remove_all(folder);
-  const auto store = CalibrationStore::open(folder, 7);
+  const testing::ScratchFolder scratch;
+  const auto store = CalibrationStore::open(scratch.path(), 7);
   ASSERT_TRUE(store.ok()) << store.error().message;
   ASSERT_TRUE(store->save_text({{1}}).ok());
   for (const char* text : {"[[1, 99999999999]]", "[[-1]]", "[[1.5]]", "[1", "[1]"}) {
@@ -95,7 +93,6 @@ TEST(CalibrationStore, WhatIsNoTextOrOrderIsMadeAgain) {
   }
   ASSERT_TRUE(write_file(store->folder() + "/order.json", "[]").ok());  // of no layer
   EXPECT_FALSE(store->sensitivities());
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

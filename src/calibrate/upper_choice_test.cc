@@ -2,10 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <random>
 
 #include "base/mapped_file.h"
+#include "base/testing/scratch_folder.h"
 #include "nested/format.h"
 
 namespace nfp {
@@ -54,13 +54,6 @@ UpperChoice random_choice(int64_t rows, int64_t cols) {
   return choice;
 }
 
-std::string temporary(const std::string& name) {
-  const auto folder = std::filesystem::path(::testing::TempDir()) / ("nfp_choice_" + name);
-  std::filesystem::remove_all(folder);
-  std::filesystem::create_directories(folder);
-  return (folder / "choices.bin").string();
-}
-
 TEST(ChosenReader, TakesTheChosenNeighbourAndKeepsTheWeight) {
   const int64_t rows = 21, cols = 13;
   const auto w = nestable(static_cast<size_t>(rows * cols));
@@ -92,7 +85,8 @@ TEST(ChosenReader, RefusesAnotherShapeAndLeavesDenseMatricesAlone) {
 }
 
 TEST(Choices, ReadBackAsWritten) {
-  const std::string path = temporary("round_trip");
+  const testing::ScratchFolder scratch;
+  const std::string path = scratch.path() + "/choices.bin";
   std::vector<UpperChoice> choices = {random_choice(5, 9), random_choice(3, 16)};
   choices[1].rule = UpperRule::kRestricted;
   choices[1].name = "b.weight";
@@ -115,7 +109,8 @@ TEST(Choices, ReadBackAsWritten) {
 }
 
 TEST(Choices, EveryDamageIsAnErrorThatNamesTheFile) {
-  const std::string path = temporary("damage");
+  const testing::ScratchFolder scratch;
+  const std::string path = scratch.path() + "/choices.bin";
   const std::vector<UpperChoice> choices = {random_choice(5, 9)};
   ASSERT_TRUE(write_choices(path, 77, choices).ok());
   const auto file = MappedFile::open(path);

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/log.h"
 #include "hub/checksum.h"
 
@@ -20,20 +21,6 @@ namespace nfp {
 namespace {
 
 constexpr size_t kReadChunk = size_t{1} << 20;
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 bool stopped(const std::atomic<bool>* stop) { return stop != nullptr && stop->load(); }
 
@@ -227,8 +214,8 @@ uint64_t bytes_there(const std::string& blobs, const HubFile& file) {
 Status download_blob(HttpClient& client, const BlobDownload& download) {
   const std::string path = download.blobs + "/" + download.file.etag;
   if (is_complete(path, download.file.size)) return ok_status();
-  const Descriptor lock(::open(download.lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  if (lock.get() < 0) {
+  const Fd lock(::open(download.lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!lock) {
     return error(ErrorCode::kIo, "{}: cannot be made: {}", download.lock, std::strerror(errno));
   }
   constexpr int kTriesInSilence = 10;                                          // about a second
@@ -245,8 +232,8 @@ Status download_blob(HttpClient& client, const BlobDownload& download) {
     return ok_status();
   }
   const std::string incomplete = path + ".incomplete";
-  const Descriptor file(::open(incomplete.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
-  if (file.get() < 0) return error(ErrorCode::kIo, "{}: cannot be written: {}", incomplete, std::strerror(errno));
+  const Fd file(::open(incomplete.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
+  if (!file) return error(ErrorCode::kIo, "{}: cannot be written: {}", incomplete, std::strerror(errno));
   return Download(client, download, file.get()).run();
 }
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "base/tensor_view.h"
+#include "base/shape.h"
 #include "io/dequantize.h"
 
 namespace nfp {

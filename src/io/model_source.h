@@ -18,7 +18,7 @@
 
 #include "base/dtype.h"
 #include "base/result.h"
-#include "base/tensor_view.h"
+#include "base/shape.h"
 #include "base/thread_pool.h"
 #include "nested/matrix_analysis.h"
 #include "nested/matrix_reader.h"

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,7 +12,7 @@
 #include "base/dtype.h"
 #include "base/mapped_file.h"
 #include "base/result.h"
-#include "base/tensor_view.h"
+#include "base/shape.h"
 
 namespace nfp {
 

@@ -8,7 +8,7 @@
 
 #include "base/dtype.h"
 #include "base/result.h"
-#include "base/tensor_view.h"
+#include "base/shape.h"
 #include "base/thread_pool.h"
 
 namespace nfp {

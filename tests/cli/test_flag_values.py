@@ -34,6 +34,7 @@ class FlagValues(unittest.TestCase):
         said = f"{words} {flag}={value!r}: exit code {done.returncode}, {done.stderr[:300]}"
         self.assertEqual(done.returncode, 2, said)
         self.assertIn(flag, done.stderr, said)
+        self.assertRegex(done.stderr, r"\Anestedfp: error: .*\n\Z", said)  # one line
         self.assertLess(len(done.stderr), 300, said)  # no limit of 300 digits
 
     def test_numbers(self):

@@ -6,7 +6,6 @@ and `convert` report of them, by GEMM type and by matrix of those that are multi
 put in.
 """
 
-import json
 import os
 import re
 import shutil

@@ -13,7 +13,7 @@ import time
 import unittest
 
 import hub as hubs
-from program import F16_MODEL, PROGRAM, TINY, Scratch, failure, main, run
+from program import F16_MODEL, PROGRAM, Scratch, failure, main, run
 
 FOLDER = "models--org--tiny"
 

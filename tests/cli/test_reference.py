@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """What the program computes against the float64 forward pass of tests/models/reference.py, on the tiny models."""
 
-import json
 import os
 import sys
 import unittest
@@ -27,11 +26,6 @@ SCALAR = {**os.environ, "NESTEDFP_CPU": "scalar"}
 
 def tokenizer_of(model):
     return Tokenizer.from_file(os.path.join(model, "tokenizer.json"))
-
-
-def golden_of(model):
-    with open(os.path.join(HERE, "..", "golden", os.path.basename(model) + ".json"), encoding="utf-8") as file:
-        return json.load(file)
 
 
 class Generate(unittest.TestCase):

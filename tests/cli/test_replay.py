@@ -6,7 +6,6 @@ import os
 import random
 import re
 import shlex
-import unittest
 
 from program import Scratch, failure, main, run
 

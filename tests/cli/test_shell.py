@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import unittest
 
 from program import F16_MODEL, PROGRAM, Scratch, main, run
 

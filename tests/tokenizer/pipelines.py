@@ -45,8 +45,7 @@ def training_text():
     return text.splitlines()[::4] + ["naïve café Ωμέγα русский текст 中文字符 日本語 한국어 🙂🙃 – “quoted” ½ ² ﬁ é"] * 40
 
 
-def byte_level(pre_tokenizer, size=3000, special=(), normalizer=None, ignore_merges=False, add_prefix_space=False,
-               missing_bytes=False):
+def byte_level(pre_tokenizer, size=3000, special=(), normalizer=None, ignore_merges=False, missing_bytes=False):
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     if normalizer:
         tokenizer.normalizer = normalizer

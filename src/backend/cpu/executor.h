@@ -24,8 +24,8 @@ namespace nfp::cpu {
 using Operation = std::variant<EmbedArgs, RmsNormArgs, LinearArgs, RopeArgs, AttentionArgs, GatherRowsArgs, SampleArgs,
                                ScoreArgs, CopyArgs, RouteArgs, ExpertLinearArgs, CombineExpertsArgs>;
 
-struct AttentionSplit;  // executor.cc
-struct Product;         // likewise
+struct AttentionSplit;  // executor_attention.cc
+struct Product;         // executor_parts.h
 struct ProductPiece;    // likewise
 
 // Rows of an expert that are multiplied together: routes.row[first ..].

@@ -10,7 +10,7 @@
 
 #include "base/dtype.h"
 #include "base/float_types.h"
-#include "base/tensor_view.h"
+#include "base/shape.h"
 
 namespace nfp::testing {
 

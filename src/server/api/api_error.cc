@@ -5,8 +5,6 @@
 namespace nfp::server {
 namespace {
 
-constexpr size_t kMaxMessage = 1000;  // bytes
-
 std::string_view type_of(int status) {
   switch (status) {
     case 401:
@@ -64,12 +62,11 @@ ApiError from_engine(const Error& error) {
 
 std::string error_json(const ApiError& error) {
   std::string out = "{\"error\":{\"message\":";
-  // Parts of the request that it shows may be of any length.
-  append_string(out, std::string_view(error.message).substr(0, kMaxMessage));
+  append_string(out, std::string_view(error.message).substr(0, kMaxErrorMessage));
   out += ",\"type\":";
   append_string(out, type_of(error.status));
   out += ",\"param\":";
-  append_or_null(out, std::string_view(error.param).substr(0, kMaxMessage));
+  append_or_null(out, std::string_view(error.param).substr(0, kMaxErrorMessage));
   out += ",\"code\":";
   append_or_null(out, error.code);
   out += "}}";

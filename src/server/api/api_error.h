@@ -1,6 +1,7 @@
 // Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} with a status.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <utility>
@@ -25,8 +26,12 @@ inline ApiError bad_request(std::string param, std::string message, std::string 
   return ApiError{400, std::move(message), std::move(param), std::move(code)};
 }
 
-// kInvalidInput and kUnsupported are the client's fault (400), kNotFound is 404, kResource means "later" (429).
+// kInvalidInput, kUnsupported and kUsage are the client's fault (400), kNotFound is 404, kResource means "later" (429),
+// kCancelled and kDevice that this server answers no more (503); kIo is 500.
 ApiError from_engine(const Error& error);
+
+// Bytes of an error's message that are sent: parts of the request that it shows may be of any length.
+inline constexpr size_t kMaxErrorMessage = 1000;
 
 // `type` follows from the status.
 std::string error_json(const ApiError& error);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "server/grammar/grammar_wire.h"
 #include "server/grammar/grammar_worker.h"
 
 namespace nfp::server {

@@ -11,8 +11,8 @@
 #include <optional>
 #include <vector>
 
+#include "base/fd.h"
 #include "server/grammar/grammar.h"
-#include "server/grammar/grammar_wire.h"
 #include "text/tokenizer.h"
 
 namespace nfp::server {

@@ -2,17 +2,11 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
 namespace nfp::server {
-
-void Fd::reset() {
-  if (fd_ >= 0) close(fd_);
-  fd_ = -1;
-}
 
 std::optional<std::pair<Fd, Fd>> socket_pair() {
   int fds[2];

@@ -8,25 +8,9 @@
 #include <string>
 #include <utility>
 
+#include "base/fd.h"
+
 namespace nfp::server {
-
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Fd() { reset(); }
-  void reset();
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
 
 // Two ends, both closed on exec. Nothing when the process has no descriptors left.
 std::optional<std::pair<Fd, Fd>> socket_pair();

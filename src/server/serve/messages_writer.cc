@@ -33,11 +33,10 @@ void start_event(std::string& out, std::string_view type) {
 }  // namespace
 
 std::string anthropic_error_json(const ApiError& error) {
-  constexpr size_t kMaxMessage = 1000;
   std::string out = "{\"type\":\"error\",\"error\":{\"type\":";
   append_string(out, anthropic_type(error.status));
   out += ",\"message\":";
-  append_string(out, std::string_view(error.message).substr(0, kMaxMessage));
+  append_string(out, std::string_view(error.message).substr(0, kMaxErrorMessage));
   return out + "}}";
 }
 

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
+#include "server/tools/parser_parts.h"
+
 namespace nfp::server {
 namespace {
 
 constexpr std::string_view kMessage = "<|message|>";
 constexpr std::string_view kEnds[] = {"<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"};
-constexpr size_t kLongestEnd = 11;  // bytes
 // The prompt ends with "<|start|>assistant", so that a header may begin in its middle: with the channel, or with whom
 // the message is for.
 constexpr std::string_view kStarts[] = {"<|channel|>", "<|start|>", " to=functions."};
@@ -83,14 +84,9 @@ class HarmonyParser final : public ToolCallParser {
   }
 
   size_t partial() const {
-    for (size_t length = std::min(held_.size(), kLongestEnd - 1); length > 0; --length) {
-      const std::string_view end = std::string_view(held_).substr(held_.size() - length);
-      if (std::any_of(std::begin(kEnds), std::end(kEnds),
-                      [&](std::string_view mark) { return mark.starts_with(end); })) {
-        return length;
-      }
-    }
-    return 0;
+    size_t longest = 0;
+    for (const std::string_view end : kEnds) longest = std::max(longest, begun_mark(held_, end));
+    return longest;
   }
 
   void release(size_t keep, std::vector<ToolEvent>* events) {
@@ -102,11 +98,7 @@ class HarmonyParser final : public ToolCallParser {
     if (text.empty()) return;
     const bool arguments = kind == ToolEvent::Kind::kArguments;
     any_arguments_ = any_arguments_ || arguments;
-    if (!events->empty() && events->back().kind == kind) {
-      events->back().text += text;
-    } else {
-      events->push_back({kind, std::move(text), arguments ? call_ : 0});
-    }
+    add_piece({kind, std::move(text), arguments ? call_ : 0}, events);
   }
 
   Where where_ = Where::kStart;

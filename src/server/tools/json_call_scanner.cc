@@ -7,8 +7,6 @@
 namespace nfp::server {
 namespace {
 
-bool is_json_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
-
 std::optional<std::string> unquote(std::string_view text) {
   auto value = parse_json(text);
   if (!value.ok() || !value->is_string()) return std::nullopt;
@@ -19,49 +17,27 @@ std::optional<std::string> unquote(std::string_view text) {
 
 std::string JsonCallScanner::take_arguments() { return std::exchange(arguments_, {}); }
 
-// Follows quotes and brackets of a value; true when `c` is its last byte.
-bool JsonCallScanner::end_of_value(char c) {
-  if (quoted_) {
-    if (escaped_) {
-      escaped_ = false;
-    } else if (c == '\\') {
-      escaped_ = true;
-    } else if (c == '"') {
-      quoted_ = false;
-      return depth_ == 0;
-    }
-    return false;
-  }
-  if (c == '"') {
-    quoted_ = true;
-  } else if (c == '{' || c == '[') {
-    ++depth_;
-  } else if (c == '}' || c == ']') {
-    return --depth_ == 0;
-  }
-  return false;
-}
-
 JsonCallScanner::State JsonCallScanner::feed(char c) {
   if (state_ != State::kOpen) return state_;
   raw_ += c;
   switch (where_) {
     case Where::kStart:
-      if (is_json_space(c)) return state_;
+      if (is_blank(c)) return state_;
       if (c != '{') return broken();
       where_ = Where::kKeyOrEnd;
       return state_;
     case Where::kKeyOrEnd:
-      if (is_json_space(c)) return state_;
+      if (is_blank(c)) return state_;
       if (c == '}') return state_ = State::kDone;
       if (c != '"') return broken();
       token_ = c;
       where_ = Where::kKey;
-      quoted_ = true;
+      end_ = {};
+      end_.feed(c);
       return state_;
     case Where::kKey:
       token_ += c;
-      if (end_of_value(c)) {
+      if (end_.feed(c)) {
         const auto key = unquote(token_);
         if (!key) return broken();
         field_ = *key == "name"                                ? Field::kName
@@ -71,26 +47,26 @@ JsonCallScanner::State JsonCallScanner::feed(char c) {
       }
       return state_;
     case Where::kColon:
-      if (is_json_space(c)) return state_;
+      if (is_blank(c)) return state_;
       if (c != ':') return broken();
       where_ = Where::kValue;
       return state_;
     case Where::kValue:
-      if (is_json_space(c)) return state_;
+      if (is_blank(c)) return state_;
       if (c == ',' || c == '}' || c == ']' || c == ':') return broken();
       // Names are strings; arguments are objects.
       if (field_ == Field::kName && c != '"') return broken();
       if (field_ == Field::kArguments && c != '{') return broken();
       if (field_ == Field::kArguments) saw_arguments_ = true;
       token_.clear();
-      depth_ = 0;
+      end_ = {};
       scalar_ = c != '"' && c != '{' && c != '[';
       where_ = Where::kInValue;
       [[fallthrough]];
     case Where::kInValue: {
       if (scalar_) {
         if (c == '"' || c == '{' || c == '[') return broken();
-        if (c != ',' && c != '}' && !is_json_space(c)) return state_;
+        if (c != ',' && c != '}' && !is_blank(c)) return state_;
         where_ = Where::kCommaOrEnd;
         break;  // this byte is already what follows
       }
@@ -99,7 +75,7 @@ JsonCallScanner::State JsonCallScanner::feed(char c) {
       } else if (field_ == Field::kName) {
         token_ += c;
       }
-      if (end_of_value(c)) {
+      if (end_.feed(c)) {
         if (field_ == Field::kName) {
           name_ = unquote(token_);
           if (!name_ || name_->empty()) return broken();
@@ -111,7 +87,7 @@ JsonCallScanner::State JsonCallScanner::feed(char c) {
     case Where::kCommaOrEnd:
       break;
   }
-  if (is_json_space(c)) return state_;
+  if (is_blank(c)) return state_;
   if (c == '}') return state_ = State::kDone;
   if (c != ',') return broken();
   where_ = Where::kKeyOrEnd;

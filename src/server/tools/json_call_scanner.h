@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "server/tools/parser_parts.h"
+
 namespace nfp::server {
 
 class JsonCallScanner {
@@ -26,7 +28,6 @@ class JsonCallScanner {
   enum class Field { kOther, kName, kArguments };
 
   State broken() { return state_ = State::kBroken; }
-  bool end_of_value(char c);
 
   State state_ = State::kOpen;
   Where where_ = Where::kStart;
@@ -36,10 +37,8 @@ class JsonCallScanner {
   std::string arguments_;
   std::optional<std::string> name_;
   bool saw_arguments_ = false;
-  bool quoted_ = false;
-  bool escaped_ = false;
   bool scalar_ = false;  // a number or literal, which ends at the next separator
-  int depth_ = 0;        // inside the value
+  JsonValueEnd end_;     // of the key or value, if it is no scalar
 };
 
 }  // namespace nfp::server

@@ -1,7 +1,8 @@
 #include "server/tools/reasoning_parser.h"
 
-#include <algorithm>
 #include <utility>
+
+#include "server/tools/parser_parts.h"
 
 namespace nfp::server {
 namespace {
@@ -18,12 +19,10 @@ class ReasoningParser final : public ToolCallParser {
     }
     const bool repeats = !thought_ && marks_.open.starts_with(held_);  // perhaps the opening mark a second time
     if (where_ == Where::kThoughts && !repeats) {
-      size_t keep = std::min(held_.size(), marks_.close.size() - 1);
-      while (keep > 0 && !marks_.close.starts_with(std::string_view(held_).substr(held_.size() - keep))) --keep;
       // White space before the end of the thoughts is none of them.
-      const size_t all = held_.size() - keep;
+      const size_t all = held_.size() - begun_mark(held_, marks_.close);
       size_t end = all;
-      while (end > 0 && blank(held_[end - 1])) --end;
+      while (end > 0 && is_blank(held_[end - 1])) --end;
       think(end, events);
       space_.append(held_, 0, all - end);
       held_.erase(0, all - end);
@@ -42,13 +41,12 @@ class ReasoningParser final : public ToolCallParser {
 
  private:
   enum class Where { kStart, kThoughts, kAfter, kAnswer };
-  static bool blank(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
   void take(char c, std::vector<ToolEvent>* events) {
     switch (where_) {
       case Where::kStart: {
         held_ += c;
-        if (blank(c) && begun_ + 1 == held_.size()) {
+        if (is_blank(c) && begun_ + 1 == held_.size()) {
           ++begun_;
           return;
         }
@@ -63,11 +61,11 @@ class ReasoningParser final : public ToolCallParser {
         return;
       }
       case Where::kThoughts:
-        if (held_.empty() && !thought_ && blank(c)) return;  // before the first word
+        if (held_.empty() && !thought_ && is_blank(c)) return;  // before the first word
         held_ += c;
         if (c == marks_.close.back() && held_.ends_with(marks_.close)) {
           size_t end = held_.size() - marks_.close.size();
-          while (end > 0 && blank(held_[end - 1])) --end;
+          while (end > 0 && is_blank(held_[end - 1])) --end;
           think(end, events);
           held_.clear();
           space_.clear();
@@ -77,7 +75,7 @@ class ReasoningParser final : public ToolCallParser {
         }
         return;
       case Where::kAfter:
-        if (blank(c)) return;
+        if (is_blank(c)) return;
         where_ = Where::kAnswer;
         pass_on(std::string_view(&c, 1), events);
         return;
@@ -96,11 +94,7 @@ class ReasoningParser final : public ToolCallParser {
   void pass_on(std::string_view text, std::vector<ToolEvent>* events) {
     if (text.empty()) return;
     if (answer_) return answer_->feed(text, events);
-    if (!events->empty() && events->back().kind == ToolEvent::Kind::kText) {
-      events->back().text += text;
-    } else {
-      events->push_back({ToolEvent::Kind::kText, std::string(text), 0});
-    }
+    add_text(std::string(text), events);
   }
 
   const ReasoningMarks marks_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/tools/parser_parts.h"
+
 namespace nfp::server {
 namespace {
 
@@ -18,7 +20,7 @@ class RegionParser final : public ToolCallParser {
   void finish(std::vector<ToolEvent>* events, bool cut) override {
     if (region_ != nullptr && (region_->close.empty() || region_->may_be_text || !cut)) {  // the model forgot to close
       end_region(held_, events);
-    } else if (region_ == nullptr && !(called_ && held_.find_first_not_of(kBlank) == std::string::npos)) {
+    } else if (region_ == nullptr && !(called_ && held_.find_first_not_of(kBlanks) == std::string::npos)) {
       add_text(space_ + held_, events);
     }
     held_.clear();
@@ -26,12 +28,10 @@ class RegionParser final : public ToolCallParser {
   }
 
  private:
-  static constexpr std::string_view kBlank = " \n\t\r";
-
   void take(char c, std::vector<ToolEvent>* events) {
     held_ += c;
     if (region_ != nullptr && region_->list) {
-      if (!closes_list(c)) return;
+      if (!end_.feed(c)) return;
       end_region(held_, events);
       held_.clear();
       region_ = nullptr;
@@ -47,39 +47,21 @@ class RegionParser final : public ToolCallParser {
     for (const CallRegion& region : regions_) {
       if (c != region.open.back() || !held_.ends_with(region.open)) continue;
       const std::string_view before = std::string_view(held_).substr(0, held_.size() - region.open.size());
-      if (region.from_start && (said_ || before.find_first_not_of(kBlank) != std::string_view::npos)) continue;
+      if (region.from_start && (said_ || before.find_first_not_of(kBlanks) != std::string_view::npos)) continue;
       emit_all(before, events);
       held_ = region.keeps_open ? region.open : "";
       region_ = &region;
-      depth_ = 1;
-      quoted_ = escaped_ = false;
+      end_ = {};
+      end_.feed('[');
       return;
     }
-  }
-
-  // Of a region that is a list, one character more.
-  bool closes_list(char c) {
-    if (quoted_) {
-      quoted_ = escaped_ || c != '"';
-      escaped_ = !escaped_ && c == '\\';
-      return false;
-    }
-    quoted_ = c == '"';
-    depth_ += c == '[' || c == '{' ? 1 : c == ']' || c == '}' ? -1 : 0;
-    return depth_ == 0;
   }
 
   // How much of the end of what is held may begin a mark.
   size_t partial() const {
     size_t longest = 0;
     for (const CallRegion& region : regions_) {
-      if (region.from_start && said_) continue;
-      for (size_t length = std::min(held_.size(), region.open.size() - 1); length > longest; --length) {
-        if (std::string_view(region.open).starts_with(std::string_view(held_).substr(held_.size() - length))) {
-          longest = length;
-          break;
-        }
-      }
+      if (!region.from_start || !said_) longest = std::max(longest, begun_mark(held_, region.open));
     }
     return longest;
   }
@@ -92,7 +74,7 @@ class RegionParser final : public ToolCallParser {
 
   // Text, and white space behind it that waits for what follows.
   void emit_all(std::string_view text, std::vector<ToolEvent>* events) {
-    const size_t end = text.find_last_not_of(kBlank) + 1;
+    const size_t end = text.find_last_not_of(kBlanks) + 1;
     emit(text.substr(0, end), events);
     space_ += text.substr(end);
   }
@@ -103,15 +85,6 @@ class RegionParser final : public ToolCallParser {
     said_ = true;
     called_ = false;
     add_text(std::exchange(space_, {}).append(text), events);
-  }
-
-  static void add_text(std::string text, std::vector<ToolEvent>* events) {
-    if (text.empty()) return;
-    if (!events->empty() && events->back().kind == ToolEvent::Kind::kText) {
-      events->back().text += text;
-    } else {
-      events->push_back({ToolEvent::Kind::kText, std::move(text), 0});
-    }
   }
 
   void end_region(std::string_view content, std::vector<ToolEvent>* events) {
@@ -133,10 +106,7 @@ class RegionParser final : public ToolCallParser {
   std::string space_;    // since the last text
   bool said_ = false;    // text or a call
   bool called_ = false;  // since the last text
-  // Of a region that is a list.
-  int depth_ = 0;
-  bool quoted_ = false;
-  bool escaped_ = false;
+  JsonValueEnd end_;     // of a region that is a list
   int call_ = -1;
 };
 

@@ -6,20 +6,11 @@
 
 #include "server/tools/harmony_parser.h"
 #include "server/tools/json_call_scanner.h"
+#include "server/tools/parser_parts.h"
 #include "server/tools/region_parser.h"
 
 namespace nfp::server {
 namespace {
-
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
-
-// Length of the longest end of `text` that begins `marker` without being all of it.
-size_t partial_marker(std::string_view text, std::string_view marker) {
-  for (size_t length = std::min(text.size(), marker.size() - 1); length > 0; --length) {
-    if (marker.starts_with(text.substr(text.size() - length))) return length;
-  }
-  return 0;
-}
 
 // Common ground: an object being read, and the calls so far.
 class CallReader {
@@ -44,13 +35,7 @@ class CallReader {
     events->push_back({ToolEvent::Kind::kCall, std::move(name), ++call_});
   }
   void arguments(std::string text, std::vector<ToolEvent>* events) {
-    if (text.empty()) return;
-    // Pieces that come together are one event.
-    if (!events->empty() && events->back().kind == ToolEvent::Kind::kArguments && events->back().call == call_) {
-      events->back().text += text;
-    } else {
-      events->push_back({ToolEvent::Kind::kArguments, std::move(text), call_});
-    }
+    add_piece({ToolEvent::Kind::kArguments, std::move(text), call_}, events);
   }
 
  private:
@@ -70,27 +55,18 @@ class CallReader {
   int call_ = -1;
 };
 
-void add_text(std::string text, std::vector<ToolEvent>* events) {
-  if (text.empty()) return;
-  if (!events->empty() && events->back().kind == ToolEvent::Kind::kText) {
-    events->back().text += text;
-  } else {
-    events->push_back({ToolEvent::Kind::kText, std::move(text), 0});
-  }
-}
-
 class HermesParser final : public ToolCallParser {
  public:
   void feed(std::string_view text, std::vector<ToolEvent>* events) override {
     for (const char c : text) take(c, events);
-    if (where_ == Where::kText) release(partial_marker(held_, kOpen), events);
+    if (where_ == Where::kText) release(begun_mark(held_, kOpen), events);
   }
 
   void finish(std::vector<ToolEvent>* events, bool cut) override {
     if (where_ == Where::kCall && !reader_.committed() && !cut) not_a_call(reader_.raw().size());
     // The model forgot to close: what it wrote behind the call is text.
-    if (where_ == Where::kAfter) held_.resize(held_.size() - partial_marker(held_, kClose));
-    const bool blank = std::all_of(held_.begin(), held_.end(), is_space);
+    if (where_ == Where::kAfter) held_.resize(held_.size() - begun_mark(held_, kClose));
+    const bool blank = std::all_of(held_.begin(), held_.end(), is_blank);
     if (where_ != Where::kCall && !(called_ && blank)) add_text(space_ + held_, events);
     held_.clear();
   }
@@ -117,7 +93,7 @@ class HermesParser final : public ToolCallParser {
   void release(size_t keep, std::vector<ToolEvent>* events) {
     const size_t all = held_.size() - keep;
     size_t end = all;
-    while (end > 0 && is_space(held_[end - 1])) --end;
+    while (end > 0 && is_blank(held_[end - 1])) --end;
     emit(std::string_view(held_).substr(0, end), events);
     space_.append(held_, end, all - end);
     held_.erase(0, all);
@@ -178,7 +154,7 @@ class Llama3JsonParser final : public ToolCallParser {
     switch (where_) {
       case Where::kStart: {
         held_ += c;
-        if (is_space(c) && begun_ + 1 == held_.size()) {
+        if (is_blank(c) && begun_ + 1 == held_.size()) {
           ++begun_;
           return;
         }
@@ -207,7 +183,7 @@ class Llama3JsonParser final : public ToolCallParser {
           held_.clear();
           where_ = Where::kCall;
           feed_call(c, events);
-        } else if (!is_space(c) && c != ';' && c != ',') {
+        } else if (!is_blank(c) && c != ';' && c != ',') {
           where_ = Where::kText;
           add_text(std::string(1, c), events);
         }
@@ -243,7 +219,7 @@ class MistralParser final : public ToolCallParser {
 
   void feed(std::string_view text, std::vector<ToolEvent>* events) override {
     for (const char c : text) take(c, events);
-    if (where_ == Where::kText) release(partial_marker(held_, kMarker), events);
+    if (where_ == Where::kText) release(begun_mark(held_, kMarker), events);
   }
   void finish(std::vector<ToolEvent>* events, bool cut) override {
     if (where_ == Where::kText) release(0, events);
@@ -276,7 +252,7 @@ class MistralParser final : public ToolCallParser {
         }
         return;
       case Where::kOpening:
-        if (is_space(c)) {
+        if (is_blank(c)) {
           opening_ += c;
         } else if (c == '[') {
           opening_ += c;
@@ -293,12 +269,11 @@ class MistralParser final : public ToolCallParser {
         if (c == '{') {
           std::string name = held_.substr(0, held_.size() - 1);
           if (const size_t mark = name.find('['); mark != std::string::npos) name.resize(mark);  // [CALL_ID]..., [ARGS]
-          while (!name.empty() && is_space(name.back())) name.pop_back();
+          while (!name.empty() && is_blank(name.back())) name.pop_back();
           held_.clear();
           reader_.next();
           reader_.announce(std::move(name), events);
-          depth_ = 0;
-          quoted_ = escaped_ = false;
+          end_ = {};
           where_ = Where::kNamedArguments;
           named_argument(c, events);
         }
@@ -321,7 +296,7 @@ class MistralParser final : public ToolCallParser {
           start_object(c, events);
         } else if (c == ']') {
           where_ = Where::kText;
-        } else if (is_space(c) || c == ',') {
+        } else if (is_blank(c) || c == ',') {
           between_ += c;
         } else {  // the model forgot to close the list
           where_ = Where::kText;
@@ -345,21 +320,7 @@ class MistralParser final : public ToolCallParser {
 
   void named_argument(char c, std::vector<ToolEvent>* events) {
     reader_.arguments(std::string(1, c), events);
-    if (quoted_) {
-      if (escaped_) {
-        escaped_ = false;
-      } else if (c == '\\') {
-        escaped_ = true;
-      } else if (c == '"') {
-        quoted_ = false;
-      }
-    } else if (c == '"') {
-      quoted_ = true;
-    } else if (c == '{' || c == '[') {
-      ++depth_;
-    } else if ((c == '}' || c == ']') && --depth_ == 0) {
-      where_ = Where::kText;
-    }
+    if (end_.feed(c)) where_ = Where::kText;
   }
 
   Where where_;
@@ -368,9 +329,7 @@ class MistralParser final : public ToolCallParser {
   std::string between_;  // of a list, since the last call
   bool called_ = false;  // since the mark
   CallReader reader_;
-  int depth_ = 0;
-  bool quoted_ = false;
-  bool escaped_ = false;
+  JsonValueEnd end_;  // of the arguments behind a name
 };
 
 class NamedCallParser final : public ToolCallParser {

@@ -4,14 +4,13 @@
 #include <charconv>
 
 #include "server/tools/parameter_schema.h"
+#include "server/tools/parser_parts.h"
 #include "text/utf8.h"
 
 namespace nfp::server {
 namespace {
 
 constexpr int kMaxDepth = 32;
-
-bool is_blank(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
 std::string_view trim(std::string_view text) {
   while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);

@@ -1,13 +1,10 @@
-// A tensor in host memory that somebody else owns: pointer, shape, dtype. Always dense and row-major.
+// The dimensions of a tensor. Tensors are dense and row-major wherever one is named.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <span>
-
-#include "base/dtype.h"
 
 namespace nfp {
 
@@ -32,31 +29,11 @@ class Shape {
   }
   const int64_t* begin() const { return dims_.data(); }
   const int64_t* end() const { return dims_.data() + rank_; }
-  friend bool operator==(const Shape& a, const Shape& b) {
-    if (a.rank_ != b.rank_) return false;
-    for (size_t i = 0; i < a.rank_; ++i) {
-      if (a.dims_[i] != b.dims_[i]) return false;
-    }
-    return true;
-  }
+  friend bool operator==(const Shape&, const Shape&) = default;  // dims_ beyond rank_ are 0
 
  private:
   std::array<int64_t, kMaxRank> dims_{};
   size_t rank_ = 0;
-};
-
-struct TensorView {
-  const std::byte* data = nullptr;
-  DType dtype = DType::kF32;
-  Shape shape;
-
-  size_t bytes() const { return static_cast<size_t>(shape.elements()) * size_of(dtype); }
-  // The caller has checked dtype; data need not be aligned in a file, so copy out of unaligned ones.
-  template <typename T>
-  const T* as() const {
-    return reinterpret_cast<const T*>(data);
-  }
-  std::span<const std::byte> span() const { return {data, bytes()}; }
 };
 
 }  // namespace nfp

@@ -61,8 +61,7 @@ uint64_t random_seed() {
 struct Engine::Entry {
   Sequence* sequence = nullptr;
   Usage usage;
-  int32_t prompt_counted = 0;   // prompt tokens already in usage.prompt
-  int32_t prompt_reported = 0;  // prompt logprobs already collected
+  int32_t prompt_counted = 0;  // prompt tokens already in usage.prompt
   std::vector<OutputToken> prompt_logprobs;
   PooledStates pooled;
   std::optional<StreamingDetokenizer> detokenizer;

@@ -33,7 +33,6 @@ struct GroupedShape {
   bool follows;  // ExpertLinearCall::follows: the routes are there before the kernel before this one is done
   bool bf16;     // what products of E4M3 activations are stored as; else FP16
 };
-inline constexpr int kGroupedRows = 128;
 
 // A kernel's parameters are read where they lie, so those of few experts are apart.
 inline constexpr int kSomeExperts = 128;

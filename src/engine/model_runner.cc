@@ -156,8 +156,11 @@ Status ModelRunner::prepare() {
   if (config_.kv_blocks <= 0) {
     NFP_ASSIGN_OR_RETURN(const int64_t blocks, choose_kv_blocks());
     if (blocks > kMostCached / config_.block_size) {
-      return error(ErrorCode::kUsage, "the KV cache would have {} blocks; ask for a shorter context or fewer sequences",
-                   blocks);
+      return error(
+          ErrorCode::kUsage,
+          "the KV cache would hold {} blocks of {} tokens, and may hold {} tokens: ask for less memory for it, a "
+          "shorter context or fewer sequences",
+          blocks, config_.block_size, kMostCached);
     }
     config_.kv_blocks = static_cast<int32_t>(blocks);
   }

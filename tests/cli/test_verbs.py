@@ -231,10 +231,10 @@ class Generate(Scratch):
     @unittest.skipIf(os.environ.get("NFP_SANITIZE"), "a sanitizer's own memory would count")
     def test_a_kv_cache_that_memory_does_not_hold_is_told(self):
         done = subprocess.run(["sh", "-c", 'ulimit -v 3000000; exec "$0" "$@"', PROGRAM, "serve", F16_MODEL, "--port", "0", "--device",
-                               "cpu", "--precision", "fp16", "--kv-cache-memory", "2000GB", "--block-size", "256"],
+                               "cpu", "--precision", "fp16", "--kv-cache-memory", "200GB", "--block-size", "256"],
                               capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 1, done.stderr)
-        self.assertRegex(done.stderr, r"warning the KV cache takes 2000\.00 GiB when it is full, and \d+\.\d\d GiB of memory are free")
+        self.assertRegex(done.stderr, r"warning the KV cache takes 200\.00 GiB when it is full, and \d+\.\d\d GiB of memory are free")
         self.assertIn("cannot allocate", done.stderr)
 
     def test_standard_error_that_takes_nothing_is_no_failure(self):

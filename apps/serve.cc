@@ -147,7 +147,7 @@ Status run(ServeFlags& flags) {
   took.engine = lap();
 
   server::ServedModel::Facts facts = facts_of(*loaded, flags);
-  facts.sampling = std::move(sampling);
+  facts.sampling = sampling;
   const EngineConfig made = engine.engine->config();
   const int32_t max_context = engine.engine->bounds().max_context;
   if (max_context < flags.engine.max_context) {

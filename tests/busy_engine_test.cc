@@ -181,6 +181,7 @@ TEST(BusyEngine, ExactAnswersAreThoseOfTheRequestAlone) {
     SCOPED_TRACE(seed);
     Draw draw(seed);
     std::vector<Asked> asked;
+    asked.reserve(24);
     for (int i = 0; i < 24; ++i) asked.push_back(any_request(draw));
     EngineConfig config;
     config.max_context = kContext;

@@ -260,8 +260,8 @@ TEST(KvStress, EveryTokenFindsItsOwnPast) {
     }
     Engine engine(o, &runner, nullptr, std::move(policy));
     std::map<std::string, Awaited> open;
-    const auto take = [&](std::vector<RequestOutput> outputs) {
-      for (RequestOutput& output : outputs) {
+    const auto take = [&](const std::vector<RequestOutput>& outputs) {
+      for (const RequestOutput& output : outputs) {
         ASSERT_TRUE(open.contains(output.id)) << output.id;
         open[output.id].take(output);
         if (output.finish) open.erase(output.id);

@@ -379,6 +379,7 @@ typedef struct nfp_attention_call {
   void* workspace;           /* 16-byte aligned, zero before its first call, which each call leaves fit for the next */
   size_t workspace_bytes;
 } nfp_attention_call;
+/* The most sequences times kv_heads of a call. */
 NFP_API int64_t nfp_max_attention_rows(void);
 /* Bytes of workspace for decode and prefill calls like this one, and those with fewer sequences. Of `call` the shape
  * counts (heads, kv_heads, head_dim), kv_type, sequences and deterministic. */

@@ -17,8 +17,9 @@ from . import op
 
 logger = init_logger("vllm.nestedfp")
 
-# GPUs, and what a call's rows may take: 256 of 8192 columns, which is as many as one call takes.
-MOST_BYTES = {2: 4 << 20, 4: 4 << 20}
+RANKS = (2, 4)
+# 256 rows of 8192 columns, which is as many rows as one call takes.
+MOST_BYTES = 4 << 20
 
 
 class _Group:
@@ -34,7 +35,7 @@ class _Group:
 
         library, on = _library.library(), op.device(group.device.index)
         ranks = group.world_size
-        size = library.nfp_all_reduce_buffer_bytes(ranks, MOST_BYTES[ranks])
+        size = library.nfp_all_reduce_buffer_bytes(ranks, MOST_BYTES)
         with torch.cuda.device(group.device):
             buffers = CustomAllreduce.create_shared_buffer(size, group=group.cpu_group)
             _library.check(library.nfp_all_reduce_create(on.handle, group.rank_in_group, ranks,
@@ -89,7 +90,7 @@ def enable(config: Any) -> str | None:
     from vllm.config import CompilationMode
     from vllm.distributed.parallel_state import get_tp_group
 
-    if (config.parallel_config.tensor_parallel_size not in MOST_BYTES
+    if (config.parallel_config.tensor_parallel_size not in RANKS
             or config.compilation_config.mode != CompilationMode.VLLM_COMPILE):
         return None
     group = get_tp_group()

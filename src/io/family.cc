@@ -21,6 +21,19 @@ constexpr LayerTensor kLlamaLayer[] = {
     {kDown, "mlp.down_proj", "ffn_down"},
 };
 
+// Llama's, but for a norm's name in GGUF files.
+constexpr LayerTensor kSeedOssLayer[] = {
+    {kAttentionNorm, "input_layernorm", "attn_norm"},
+    {kQuery, "self_attn.q_proj", "attn_q"},
+    {kKey, "self_attn.k_proj", "attn_k"},
+    {kValue, "self_attn.v_proj", "attn_v"},
+    {kOutput, "self_attn.o_proj", "attn_output"},
+    {kMlpNorm, "post_attention_layernorm", "post_attention_norm"},
+    {kGate, "mlp.gate_proj", "ffn_gate"},
+    {kUp, "mlp.up_proj", "ffn_up"},
+    {kDown, "mlp.down_proj", "ffn_down"},
+};
+
 constexpr LayerTensor kMixtralLayer[] = {
     {kAttentionNorm, "input_layernorm", "attn_norm"},
     {kQuery, "self_attn.q_proj", "attn_q"},
@@ -111,6 +124,7 @@ constexpr Family kFamilies[] = {
     {FamilyId::kOlmo2, "Olmo2ForCausalLM", "olmo2", "olmo2", kOlmo2Layer},
     {FamilyId::kOlmo3, "Olmo3ForCausalLM", "olmo3", "olmo2", kOlmo2Layer},
     {FamilyId::kOlmoe, "OlmoeForCausalLM", "olmoe", "olmoe", kQwenMoeLayer},
+    {FamilyId::kSeedOss, "SeedOssForCausalLM", "seed_oss", "seed_oss", kSeedOssLayer},
 };
 
 // Known, and not computed here: what of the model is missing, by the field that asks for it.

@@ -117,6 +117,7 @@ enum class FamilyId : uint8_t {
   kOlmo2,
   kOlmo3,
   kOlmoe,
+  kSeedOss,
 };
 
 struct Family {

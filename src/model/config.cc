@@ -342,7 +342,8 @@ void read_sizes(Fields& fields, const FamilyDefaults& defaults, ModelConfig& con
   config.kv_heads =
       fields.integer("num_key_value_heads", fields.null_or("num_key_value_heads", config.heads, kv_heads), 1, 4096);
   const int32_t even_share = config.heads > 0 && config.hidden % config.heads == 0 ? config.hidden / config.heads : 0;
-  config.head_dim = fields.integer("head_dim", defaults.head_dim > 0 ? defaults.head_dim : even_share, 1, 4096);
+  const int32_t head_dim = defaults.head_dim > 0 ? defaults.head_dim : even_share;
+  config.head_dim = fields.integer("head_dim", fields.null_or("head_dim", even_share, head_dim), 1, 4096);
   config.intermediate = fields.integer("intermediate_size", std::nullopt, 1, kMaxDim * 4);
   config.vocab = fields.integer("vocab_size", given(defaults.vocab), 1, 1 << 24);
   config.max_context = fields.integer("max_position_embeddings", defaults.max_context, 1, 1 << 30);
@@ -401,7 +402,10 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   if (!bos.empty()) config.bos_id = bos.front();
   config.eos_ids = fields.ids("eos_token_id");
 
-  extra.attention_bias = fields.boolean("attention_bias", false);
+  // transformers takes a null for false.
+  extra.attention_bias =
+      fields.boolean("attention_bias", fields.null_or("attention_bias", 0, defaults.attention_bias ? 1 : 0) != 0);
+  extra.attention_out_bias = fields.boolean("attention_out_bias", false);
   extra.mlp_bias = fields.boolean("mlp_bias", false);
   extra.use_sliding_window = fields.boolean("use_sliding_window", false);
   extra.sliding_window =

@@ -565,6 +565,26 @@ TEST(Config, GraniteScalesWhatBlocksAdd) {
   }
 }
 
+TEST(Config, SeedOssHasBiasesUnlessToldOtherwise) {
+  Json json = of_family("SeedOssForCausalLM", "seed_oss");
+  json.erase("num_key_value_heads");
+  json["num_attention_heads"] = 16;
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->kv_heads, 8);
+  EXPECT_EQ(config->head_dim, 128);
+  EXPECT_TRUE(config->qkv_bias && !config->output_bias && !config->mlp_bias && !config->tied_embeddings);
+  json["attention_bias"] = nullptr;  // as false, in transformers
+  json["attention_out_bias"] = true;
+  json["num_key_value_heads"] = nullptr;
+  json["head_dim"] = nullptr;
+  config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->kv_heads, 16);
+  EXPECT_EQ(config->head_dim, 4);
+  EXPECT_TRUE(!config->qkv_bias && config->output_bias);
+}
+
 TEST(Config, SmolLm3HasLayersThatDoNotRotate) {
   Json json = of_family("SmolLM3ForCausalLM", "smollm3");
   json["num_hidden_layers"] = 5;

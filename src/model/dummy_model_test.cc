@@ -76,7 +76,8 @@ TEST_F(DummyModel, EveryFamilyLoadsAndRuns) {
                                      {"Olmoe", R"(, "num_experts": 8)"},
                                      {"Olmo2", ""},
                                      {"Granite", R"(, "attention_multiplier": 0.25)"},
-                                     {"Olmo3", R"(, "sliding_window": 3)"}}) {
+                                     {"Olmo3", R"(, "sliding_window": 3)"},
+                                     {"SeedOss", R"(, "attention_out_bias": true)"}}) {
     write_config(family, more);
     const auto source = open_dummy_model(folder_, 1);
     ASSERT_TRUE(source.ok()) << source.error().message;

@@ -30,7 +30,8 @@ PRE = {"llama-tied": "smollm", "llama-headdim": "gpt-2", "llama-yarn": "smollm",
        "qwen3-yarn": "qwen2", "gemma2": "gpt-2", "gemma3": "gpt-2", "phi3": "gpt-2", "phi3-long": "gpt-2",
        "phi4-mini": "gpt-2", "gemma3-pattern": "gpt-2", "mixtral-full": "gpt-2",
        "smollm3": "llama-bpe", "mixtral": "gpt-2", "qwen2-moe": "qwen2", "qwen3-moe": "qwen2", "olmoe": "gpt-2",
-       "gemma": "gpt-2", "olmo2": "gpt-2", "olmo2-tied": "gpt-2", "olmo3": "llama-bpe", "granite": "refact", "granite-bias": "refact"}
+       "gemma": "gpt-2", "olmo2": "gpt-2", "olmo2-tied": "gpt-2", "olmo3": "llama-bpe", "granite": "refact", "granite-bias": "refact",
+       "seed-oss": "gpt-2", "seed-oss-bias": "gpt-2"}
 ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama", "olmo3": "olmo2", "mixtral": "llama",
                  "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 # Divisors of frequencies are all that files have of Llama 3's scaling; which of its releases have these is looked up.
@@ -113,6 +114,8 @@ def gguf_tensors(model, kind):
             values = values + np.float32(1)
         module, _, suffix = name.rpartition(".")
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if kind == "seed_oss":
+            target = target.replace("ffn_norm", "post_attention_norm")
         if target is None:
             layer = module.split(".")[2]
             target = f"blk.{layer}.{DENSE[module.split('.', 3)[3]]}.{suffix}"

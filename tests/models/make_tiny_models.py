@@ -439,6 +439,28 @@ MODELS = {
                    "rms_norm_eps": 1e-5, "attention_bias": True, "tie_word_embeddings": True, "sliding_window": 28,
                    "layer_types": ["full_attention", "sliding_attention", "full_attention"], "pad_token_id": 1},
     },
+    "seed-oss": {
+        "seed": 65,
+        "dtype": "BF16",
+        "shards": 2,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 112,
+                   "num_hidden_layers": 3, "rms_norm_eps": 1e-6, "rope_theta": 10000000.0},
+    },
+    "seed-oss-bias": {
+        "seed": 66,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "dense_matrix": "model.layers.1.self_attn.o_proj.weight",
+        "config": {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "hidden_size": 48,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 80,
+                   "num_hidden_layers": 2, "rms_norm_eps": 1e-5, "attention_bias": False, "attention_out_bias": True,
+                   "mlp_bias": True, "tie_word_embeddings": True,
+                   "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    },
     "phi4-fp8-tensor": {
         "seed": 32,
         "dtype": "BF16",
@@ -594,6 +616,8 @@ def linear_names(config):
 def has_bias(config, tensor):
     if ".self_attn." in tensor:
         qwen2 = config["model_type"] in ("qwen2", "qwen2_moe")
+        if config["model_type"] == "seed_oss":
+            return config.get("attention_out_bias", False) if "o_proj" in tensor else config.get("attention_bias", True)
         return "o_proj" not in tensor and config.get("qkv_bias", True) if qwen2 else config.get("attention_bias", False)
     return ".mlp." in tensor and config.get("mlp_bias", False)
 

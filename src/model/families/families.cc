@@ -36,6 +36,8 @@ const FamilyRules& rules_of(FamilyId family) {
       return kOlmo3Rules;
     case FamilyId::kOlmoe:
       return kOlmoeRules;
+    case FamilyId::kSeedOss:
+      return kSeedOssRules;
   }
   return kLlamaRules;
 }

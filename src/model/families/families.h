@@ -12,6 +12,7 @@ namespace nfp {
 // What transformers takes for fields that a family's config.json leaves out. A null there is not left out.
 struct FamilyDefaults {
   bool tied_embeddings = false;
+  bool attention_bias = false;
   int32_t heads = 0;     // 0 = must be given
   int32_t vocab = 0;     // likewise
   int32_t kv_heads = 0;  // 0 = as many as query heads
@@ -38,6 +39,7 @@ struct FamilyDefaults {
 // Optional fields of config.json whose meaning is a family's own.
 struct FamilyFields {
   bool attention_bias = false;
+  bool attention_out_bias = false;  // of o_proj, where attention_bias is not
   bool mlp_bias = false;
   bool use_sliding_window = false;
   int32_t sliding_window = 0;      // 0 = none
@@ -74,7 +76,7 @@ struct FamilyRules {
 
 extern const FamilyRules kLlamaRules, kMistralRules, kQwen2Rules, kQwen3Rules, kSmolLm3Rules, kPhi3Rules, kGemmaRules,
     kGemma2Rules, kGemma3Rules, kGraniteRules, kMixtralRules, kQwen2MoeRules, kQwen3MoeRules, kOlmo2Rules, kOlmo3Rules,
-    kOlmoeRules;
+    kOlmoeRules, kSeedOssRules;
 
 const FamilyRules& rules_of(FamilyId family);
 

@@ -53,7 +53,9 @@ inline constexpr const char* kTinyModels[] = {"llama-tied",
                                               "olmoe-norm",
                                               "olmo3-tied",
                                               "seed-oss",
-                                              "seed-oss-bias"};
+                                              "seed-oss-bias",
+                                              "exaone4",
+                                              "exaone4-full"};
 
 // Those that are FP8 already.
 inline constexpr const char* kTinyFp8Models[] = {"phi4-fp8-tensor", "qwen3-fp8-channel", "qwen3-moe-fp8-block"};

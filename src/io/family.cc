@@ -125,6 +125,7 @@ constexpr Family kFamilies[] = {
     {FamilyId::kOlmo3, "Olmo3ForCausalLM", "olmo3", "olmo2", kOlmo2Layer},
     {FamilyId::kOlmoe, "OlmoeForCausalLM", "olmoe", "olmoe", kQwenMoeLayer},
     {FamilyId::kSeedOss, "SeedOssForCausalLM", "seed_oss", "seed_oss", kSeedOssLayer},
+    {FamilyId::kExaone4, "Exaone4ForCausalLM", "exaone4", "exaone4", kOlmo2Layer},
 };
 
 // Known, and not computed here: what of the model is missing, by the field that asks for it.

@@ -118,6 +118,7 @@ enum class FamilyId : uint8_t {
   kOlmo3,
   kOlmoe,
   kSeedOss,
+  kExaone4,
 };
 
 struct Family {

@@ -80,6 +80,17 @@ void add_granite(const GgufFacts& facts, Json& config) {
   config["logits_scaling"] = number("logit_scale", 1.0);
 }
 
+void add_exaone4(const GgufFacts& facts, Json& config) {
+  const int64_t window = facts.gguf.integer(facts.key("attention.sliding_window")).value_or(0);
+  config["sliding_window"] = window > 0 ? Json(window) : Json();
+  // Of each layer whether it has the window; where a file does not say, the configuration's default is llama.cpp's.
+  const auto* slides = facts.gguf.array<int64_t>(facts.key("attention.sliding_window_pattern"));
+  if (window == 0 || slides == nullptr) return;
+  for (const int64_t one : *slides) {
+    config["layer_types"].push_back(one != 0 ? "sliding_attention" : "full_attention");
+  }
+}
+
 }  // namespace
 
 std::string GgufFacts::key(std::string_view suffix) const { return fmt::format("{}.{}", family.gguf, suffix); }
@@ -116,6 +127,8 @@ void add_family_fields(const GgufFacts& facts, Json& config) {
       return add_gemma(facts, config);
     case FamilyId::kGranite:
       return add_granite(facts, config);
+    case FamilyId::kExaone4:
+      return add_exaone4(facts, config);
     case FamilyId::kPhi3:
       return add_phi3(facts, config);
     case FamilyId::kOlmo3:  // the pattern of windows is the configuration's default

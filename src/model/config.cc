@@ -411,7 +411,6 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   extra.sliding_window =
       fields.integer("sliding_window", fields.null_or("sliding_window", 0, defaults.sliding_window), 0, INT32_MAX);
   extra.max_window_layers = fields.integer("max_window_layers", extra.max_window_layers, 0, INT32_MAX);
-  extra.sliding_window_pattern = fields.integer("sliding_window_pattern", 6, 1, 4096);
   const float query_scalar = defaults.query_scalar > 0 ? defaults.query_scalar : static_cast<float>(config.head_dim);
   extra.query_scalar = fields.number("query_pre_attn_scalar", query_scalar, 1e-3, 1e6);
   extra.attention_cap = fields.number_or_null("attn_logit_softcapping", defaults.attention_cap, 0.0, 1e6);
@@ -423,6 +422,9 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
     *value = fields.number(field, 1.0f, 1e-4, 1e4);
   }
   extra.layer_slides = fields.sliding_layers("layer_types", config.layers);
+  if (defaults.sliding_window_pattern > 0 && extra.layer_slides.empty()) {
+    extra.sliding_window_pattern = fields.integer("sliding_window_pattern", defaults.sliding_window_pattern, 1, 4096);
+  }
   extra.qkv_bias = fields.boolean("qkv_bias", true);
   extra.clip_qkv = fields.number_or_null("clip_qkv", 0.0f, 0.0, 1e6);
   extra.no_rope_interval = fields.integer("no_rope_layer_interval", 4, 1, 4096);

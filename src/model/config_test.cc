@@ -585,6 +585,30 @@ TEST(Config, SeedOssHasBiasesUnlessToldOtherwise) {
   EXPECT_TRUE(!config->qkv_bias && config->output_bias);
 }
 
+TEST(Config, Exaone4RotatesWhereItSlidesAlone) {
+  Json json = of_family("Exaone4ForCausalLM", "exaone4");
+  json["num_hidden_layers"] = 5;
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_TRUE(config->reads_stream() && config->qk_norm && !config->norm_spans_heads && !config->qkv_bias);
+  EXPECT_EQ(config->windows, (std::vector<int32_t>{4096, 4096, 4096, 0, 4096}));
+  EXPECT_EQ(config->nope_layers, (std::vector<bool>{false, false, false, true, false}));
+  json["sliding_window_pattern"] = "LG";  // as releases have it, which transformers cannot read
+  EXPECT_NE(parse(json).error().message.find("'sliding_window_pattern' is \"LG\""), std::string::npos);
+  json["num_hidden_layers"] = 2;
+  json["layer_types"] = {"full_attention", "sliding_attention"};
+  config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->windows, (std::vector<int32_t>{0, 4096}));
+  EXPECT_EQ(config->nope_layers, (std::vector<bool>{true, false}));
+  json["sliding_window"] = nullptr;
+  EXPECT_NE(parse(json).error().message.find("'sliding_window' is null"), std::string::npos);
+  json["layer_types"] = {"full_attention", "full_attention"};
+  config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_TRUE(config->nope_layers.empty());  // all rotate
+}
+
 TEST(Config, SmolLm3HasLayersThatDoNotRotate) {
   Json json = of_family("SmolLM3ForCausalLM", "smollm3");
   json["num_hidden_layers"] = 5;

@@ -77,7 +77,8 @@ TEST_F(DummyModel, EveryFamilyLoadsAndRuns) {
                                      {"Olmo2", ""},
                                      {"Granite", R"(, "attention_multiplier": 0.25)"},
                                      {"Olmo3", R"(, "sliding_window": 3)"},
-                                     {"SeedOss", R"(, "attention_out_bias": true)"}}) {
+                                     {"SeedOss", R"(, "attention_out_bias": true)"},
+                                     {"Exaone4", R"(, "sliding_window": 3, "sliding_window_pattern": 2)"}}) {
     write_config(family, more);
     const auto source = open_dummy_model(folder_, 1);
     ASSERT_TRUE(source.ok()) << source.error().message;

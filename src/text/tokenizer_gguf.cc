@@ -49,6 +49,7 @@ constexpr KnownPre kKnownPre[] = {
     {"gpt-2", {kGpt2Pattern}, false, false, false},
     {"phi-2", {kGpt2Pattern}, false, false, false},
     {"olmo", {kGpt2Pattern}, false, false, false},
+    {"exaone4", {kGpt2Pattern}, false, false, false},
     {"mpt", {kGpt2Pattern}, false, false, false},
     {"smollm", {kDigit, kGpt2Pattern}, false, false, false},
     {"starcoder", {kDigit, kGpt2Pattern}, false, false, false},

@@ -461,6 +461,28 @@ MODELS = {
                    "mlp_bias": True, "tie_word_embeddings": True,
                    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
     },
+    "exaone4": {
+        "seed": 67,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+                   "num_hidden_layers": 5, "rope_theta": 1000000.0, "sliding_window": 24, "sliding_window_pattern": 2,
+                   "rope_scaling": LLAMA3_ROPE},
+    },
+    "exaone4-full": {
+        "seed": 68,
+        "dtype": "F16",
+        "shards": 2,
+        "tokenizer": "gpt2",
+        "dense_matrix": "model.layers.0.self_attn.o_proj.weight",
+        "config": {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "hidden_size": 48,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 80, "num_hidden_layers": 2,
+                   "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "sliding_window": None,
+                   "sliding_window_pattern": None, "layer_types": ["full_attention", "full_attention"]},
+    },
     "phi4-fp8-tensor": {
         "seed": 32,
         "dtype": "BF16",
@@ -662,7 +684,7 @@ def make_weights(name):
     places = ("input", "post_attention")
     if config["model_type"] in ("gemma2", "gemma3_text"):
         places += ("pre_feedforward", "post_feedforward")
-    elif config["model_type"] in ("olmo2", "olmo3"):
+    elif config["model_type"] in ("olmo2", "olmo3", "exaone4"):
         places = ("post_attention", "post_feedforward")
     norms = [f"model.layers.{i}.{n}_layernorm.weight" for i in range(layers) for n in places]
     one = 0.0 if gemma else 1.0
@@ -670,7 +692,7 @@ def make_weights(name):
     for tensor in [*norms, "model.norm.weight"]:
         # Multiples of 1/64 near 1 are exact in every dtype.
         weights[tensor] = one + np.round(random.normal(hidden) * 8.0) / 64.0
-    if config["model_type"] in ("qwen3", "gemma3_text", "qwen3_moe", "olmo2", "olmo3", "olmoe"):
+    if config["model_type"] in ("qwen3", "gemma3_text", "qwen3_moe", "olmo2", "olmo3", "olmoe", "exaone4"):
         for i in range(layers):
             for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
                 head_dim = config.get("head_dim", hidden // config["num_attention_heads"])

@@ -122,6 +122,8 @@ def round_to_bf16(values):
 def rotating(config):
     """For each layer whether its heads rotate."""
     layers = config["num_hidden_layers"]
+    if config["model_type"] == "exaone4" and config["sliding_window"]:
+        return [window is not None for window in windows(config)]
     if config["model_type"] != "smollm3":
         return [True] * layers
     interval = config["no_rope_layer_interval"]
@@ -132,7 +134,8 @@ def windows(config):
     """For each layer how many keys a token sees, itself included; None = all."""
     layers = config["num_hidden_layers"]
     # Of these families: one layer in so many sees everything, unless layer_types says which.
-    patterns = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern", 6), "olmo3": 4}
+    patterns = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern", 6), "olmo3": 4,
+                "exaone4": config.get("sliding_window_pattern", 4)}
     if pattern := patterns.get(config["model_type"]):
         kinds = config.get("layer_types") or ["sliding_attention" if (i + 1) % pattern else "" for i in range(layers)]
         return [config["sliding_window"] if kind == "sliding_attention" else None for kind in kinds]
@@ -159,8 +162,8 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64, context=0)
     count = len(tokens)
     weights = {name: values.astype(dtype) for name, values in weights.items()}
     gemma = config["model_type"].startswith("gemma")
-    pre_norms = config["model_type"] not in ("olmo2", "olmo3")
-    post_norms = config["model_type"] in ("gemma2", "gemma3_text", "olmo2", "olmo3")
+    pre_norms = config["model_type"] not in ("olmo2", "olmo3", "exaone4")
+    post_norms = config["model_type"] in ("gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4")
     cap, logit_cap = config.get("attn_logit_softcapping"), config.get("final_logit_softcapping")
 
     def linear(x, name):

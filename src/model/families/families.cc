@@ -38,6 +38,8 @@ const FamilyRules& rules_of(FamilyId family) {
       return kOlmoeRules;
     case FamilyId::kSeedOss:
       return kSeedOssRules;
+    case FamilyId::kExaone4:
+      return kExaone4Rules;
   }
   return kLlamaRules;
 }

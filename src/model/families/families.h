@@ -20,9 +20,10 @@ struct FamilyDefaults {
   int32_t max_context = 2048;
   int32_t original_context = 0;  // original_max_position_embeddings, also where only rope_scaling has it; 0 = none
   int32_t sliding_window = 0;    // 0 = none
-  bool partial_rotary = false;   // partial_rotary_factor says how much of a head rotates
-  bool local_rope = false;       // layers with a window have a rotary base of their own
-  bool has_su_scaling = false;   // LongRoPE also by its first name, "su"
+  int32_t sliding_window_pattern = 0;  // 0 = not read
+  bool partial_rotary = false;         // partial_rotary_factor says how much of a head rotates
+  bool local_rope = false;             // layers with a window have a rotary base of their own
+  bool has_su_scaling = false;         // LongRoPE also by its first name, "su"
   float norm_eps = 1e-6f;
   float rope_theta = 10000.0f;
   std::string_view activation = "silu";
@@ -42,11 +43,11 @@ struct FamilyFields {
   bool attention_out_bias = false;  // of o_proj, where attention_bias is not
   bool mlp_bias = false;
   bool use_sliding_window = false;
-  int32_t sliding_window = 0;      // 0 = none
-  int32_t max_window_layers = 28;  // layers from this one on have the window, unless layer_types says which
-  std::vector<bool> layer_slides;  // layer_types: one entry a layer, or none at all
-  int32_t sliding_window_pattern = 6;
-  float local_rope_theta = 0;  // rope_local_base_freq, or rope_parameters' sliding_attention; 0 = not given
+  int32_t sliding_window = 0;          // 0 = none
+  int32_t max_window_layers = 28;      // layers from this one on have the window, unless layer_types says which
+  std::vector<bool> layer_slides;      // layer_types: one entry a layer, or none at all
+  int32_t sliding_window_pattern = 0;  // read where layer_types does not say which layers have the window
+  float local_rope_theta = 0;          // rope_local_base_freq, or rope_parameters' sliding_attention; 0 = not given
   float query_scalar = 0;
   float attention_cap = 0;
   float logit_cap = 0;
@@ -76,7 +77,7 @@ struct FamilyRules {
 
 extern const FamilyRules kLlamaRules, kMistralRules, kQwen2Rules, kQwen3Rules, kSmolLm3Rules, kPhi3Rules, kGemmaRules,
     kGemma2Rules, kGemma3Rules, kGraniteRules, kMixtralRules, kQwen2MoeRules, kQwen3MoeRules, kOlmo2Rules, kOlmo3Rules,
-    kOlmoeRules, kSeedOssRules;
+    kOlmoeRules, kSeedOssRules, kExaone4Rules;
 
 const FamilyRules& rules_of(FamilyId family);
 

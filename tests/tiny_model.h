@@ -55,7 +55,13 @@ inline constexpr const char* kTinyModels[] = {"llama-tied",
                                               "seed-oss",
                                               "seed-oss-bias",
                                               "exaone4",
-                                              "exaone4-full"};
+                                              "exaone4-full",
+                                              "glm",
+                                              "glm-tied",
+                                              "glm4",
+                                              "glm4-tied",
+                                              "ernie4-5",
+                                              "ernie4-5-bias"};
 
 // Those that are FP8 already.
 inline constexpr const char* kTinyFp8Models[] = {"phi4-fp8-tensor", "qwen3-fp8-channel", "qwen3-moe-fp8-block"};

@@ -119,6 +119,9 @@ enum class FamilyId : uint8_t {
   kOlmoe,
   kSeedOss,
   kExaone4,
+  kGlm,
+  kGlm4,
+  kErnie4_5,
 };
 
 struct Family {

@@ -50,14 +50,18 @@ void add_gemma(const GgufFacts& facts, Json& config) {
   config["hidden_activation"] = "gelu_pytorch_tanh";
 }
 
+// Without a size all of a head rotates.
+void add_partial_rotation(const GgufFacts& facts, Json& config) {
+  const int64_t head_dim = config.value("head_dim", int64_t{0});
+  const int64_t rotating = facts.gguf.integer(facts.key("rope.dimension_count")).value_or(head_dim);
+  if (head_dim > 0) config["partial_rotary_factor"] = static_cast<double>(rotating) / static_cast<double>(head_dim);
+}
+
 void add_phi3(const GgufFacts& facts, Json& config) {
   const GgufFile& gguf = facts.gguf;
   const int64_t window = gguf.integer(facts.key("attention.sliding_window")).value_or(0);
   config["sliding_window"] = window > 0 ? Json(window) : Json();
-  const int64_t head_dim = config.value("head_dim", int64_t{0});
-  if (const auto rotating = gguf.integer(facts.key("rope.dimension_count")); rotating && head_dim > 0) {
-    config["partial_rotary_factor"] = static_cast<double>(*rotating) / static_cast<double>(head_dim);
-  }
+  add_partial_rotation(facts, config);
   const int64_t context = config.value("max_position_embeddings", int64_t{0});
   config["original_max_position_embeddings"] =
       gguf.integer(facts.key("rope.scaling.original_context_length")).value_or(context);
@@ -129,6 +133,8 @@ void add_family_fields(const GgufFacts& facts, Json& config) {
       return add_granite(facts, config);
     case FamilyId::kExaone4:
       return add_exaone4(facts, config);
+    case FamilyId::kGlm4:
+      return add_partial_rotation(facts, config);
     case FamilyId::kPhi3:
       return add_phi3(facts, config);
     case FamilyId::kOlmo3:  // the pattern of windows is the configuration's default
@@ -155,11 +161,12 @@ Status check_metadata(const GgufFacts& facts, const Json& config) {
                  facts.key(suffix), value, facts.family.gguf);
   };
   if (!gguf.boolean(facts.key("attention.causal")).value_or(true)) return refuse("attention.causal", false);
-  const bool partial = facts.family.id == FamilyId::kPhi3;
+  const bool long_rope = facts.family.id == FamilyId::kPhi3;
+  const bool partial = long_rope || facts.family.id == FamilyId::kGlm4;
   const auto rotating = gguf.integer(facts.key("rope.dimension_count"));
   const int64_t head_dim = config.value("head_dim", int64_t{0});
   if (rotating && head_dim > 0 && *rotating != head_dim && !partial) return refuse("rope.dimension_count", *rotating);
-  if (!partial && !(facts.long_factors.empty() && facts.short_factors.empty())) {
+  if (!long_rope && !(facts.long_factors.empty() && facts.short_factors.empty())) {
     return error(ErrorCode::kUnsupported,
                  "{}: tensors 'rope_factors_long' and 'rope_factors_short' are not supported for {}", facts.path,
                  facts.family.gguf);

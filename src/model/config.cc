@@ -235,7 +235,8 @@ Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& default
   }
   Rope& rope = config.rope;
   rope.theta = fields.number("rope_theta", defaults.rope_theta, 1.0, 1e12);
-  float part = fields.number("partial_rotary_factor", 1.0f, 1e-3, 1.0);
+  const float whole = defaults.partial_rotary > 0 ? defaults.partial_rotary : 1.0f;
+  float part = fields.number("partial_rotary_factor", whole, 1e-3, 1.0);
   const Json none = Json::object();
   const Json* object = both.is_object() ? &both : fields.has(key) ? &root[key] : &none;
   if (!object->is_object()) {
@@ -258,7 +259,7 @@ Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& default
   rope.theta = scaling.number("rope_theta", rope.theta, 1.0, 1e12);
   part = scaling.number("partial_rotary_factor", part, 1e-3, 1.0);
   if (local != nullptr) NFP_RETURN_IF_ERROR(read_local_rope(*local, fields, key, defaults, part, local_theta));
-  if (part != 1.0f && !defaults.partial_rotary) {
+  if (part != 1.0f && defaults.partial_rotary == 0) {
     scaling.fail("partial_rotary_factor", fmt::format("is {}; heads of {} rotate as a whole", part, config.model_type));
   }
   rope.dim = static_cast<int32_t>(static_cast<double>(part) * config.head_dim + 1e-4);
@@ -407,6 +408,7 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
       fields.boolean("attention_bias", fields.null_or("attention_bias", 0, defaults.attention_bias ? 1 : 0) != 0);
   extra.attention_out_bias = fields.boolean("attention_out_bias", false);
   extra.mlp_bias = fields.boolean("mlp_bias", false);
+  extra.use_bias = fields.boolean("use_bias", false);
   extra.use_sliding_window = fields.boolean("use_sliding_window", false);
   extra.sliding_window =
       fields.integer("sliding_window", fields.null_or("sliding_window", 0, defaults.sliding_window), 0, INT32_MAX);

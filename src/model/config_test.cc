@@ -609,6 +609,43 @@ TEST(Config, Exaone4RotatesWhereItSlidesAlone) {
   EXPECT_TRUE(config->nope_layers.empty());  // all rotate
 }
 
+TEST(Config, GlmRotatesHalfOfAHeadInPairsOfNeighbours) {
+  for (const auto& [architecture, type] : {std::pair{"GlmForCausalLM", "glm"}, {"Glm4ForCausalLM", "glm4"}}) {
+    Json json = of_family(architecture, type);
+    auto config = parse(json);
+    ASSERT_TRUE(config.ok()) << config.error().message;
+    EXPECT_TRUE(config->rotates_neighbours && config->qkv_bias && !config->output_bias && !config->mlp_bias);
+    EXPECT_EQ(config->head_dim, 128);
+    EXPECT_EQ(config->rope.dim, 64);
+    EXPECT_EQ(config->family->has(TensorRole::kMlpPostNorm), type == std::string("glm4"));
+    json["attention_bias"] = false;
+    json["partial_rotary_factor"] = 0.25;
+    config = parse(json);
+    EXPECT_EQ(config->rope.dim, 32);
+    EXPECT_FALSE(config->qkv_bias);
+    // As transformers 5 writes it.
+    json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 1e4}, {"partial_rotary_factor", 0.75}};
+    EXPECT_EQ(parse(json)->rope.dim, 96);
+  }
+}
+
+TEST(Config, Ernie4_5HasBiasesEverywhereOrNowhere) {
+  Json json = of_family("Ernie4_5ForCausalLM", "ernie4_5");
+  json.erase("rope_theta");
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_TRUE(config->rotates_neighbours && config->tied_embeddings);
+  EXPECT_FALSE(config->qkv_bias || config->output_bias || config->mlp_bias);
+  EXPECT_EQ(config->head_dim, 128);
+  EXPECT_EQ(config->rope.dim, 128);
+  EXPECT_EQ(config->rope.theta, 5e5f);
+  json["use_bias"] = true;
+  config = parse(json);
+  EXPECT_TRUE(config->qkv_bias && config->output_bias && config->mlp_bias);
+  json["partial_rotary_factor"] = 0.5;
+  EXPECT_NE(parse(json).error().message.find("partial_rotary_factor"), std::string::npos);
+}
+
 TEST(Config, SmolLm3HasLayersThatDoNotRotate) {
   Json json = of_family("SmolLM3ForCausalLM", "smollm3");
   json["num_hidden_layers"] = 5;

@@ -60,6 +60,8 @@ constexpr KnownPre kKnownPre[] = {
     {"llama-v3", {kLlama3Pattern}, false, true, true},
     {"falcon3", {kLlama3Pattern}, false, true, false},
     {"dbrx", {kLlama3Pattern}, false, false, false},
+    {"glm4", {kLlama3Pattern}, false, false, false},
+    {"chatglm-bpe", {kLlama3Pattern}, false, false, false},
     {"smaug-bpe", {kLlama3Pattern}, false, false, false},
     {"qwen2", {kQwen2Pattern}, true, false, false},
     {"deepseek-r1-qwen", {kQwen2Pattern}, true, false, false},

@@ -31,7 +31,8 @@ PRE = {"llama-tied": "smollm", "llama-headdim": "gpt-2", "llama-yarn": "smollm",
        "phi4-mini": "gpt-2", "gemma3-pattern": "gpt-2", "mixtral-full": "gpt-2",
        "smollm3": "llama-bpe", "mixtral": "gpt-2", "qwen2-moe": "qwen2", "qwen3-moe": "qwen2", "olmoe": "gpt-2",
        "gemma": "gpt-2", "olmo2": "gpt-2", "olmo2-tied": "gpt-2", "olmo3": "llama-bpe", "granite": "refact", "granite-bias": "refact",
-       "seed-oss": "gpt-2", "seed-oss-bias": "gpt-2", "exaone4": "exaone4", "exaone4-full": "exaone4"}
+       "seed-oss": "gpt-2", "seed-oss-bias": "gpt-2", "exaone4": "exaone4", "exaone4-full": "exaone4",
+       "glm4": "gpt-2", "glm4-tied": "gpt-2", "ernie4-5": "gpt-2", "ernie4-5-bias": "gpt-2"}
 ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama", "olmo3": "olmo2", "mixtral": "llama",
                  "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 # Divisors of frequencies are all that files have of Llama 3's scaling; which of its releases have these is looked up.
@@ -60,6 +61,8 @@ def add_rotation(writer, config):
         released = {**config, "rope_scaling": {**scaling, **LLAMA3_RELEASED}}
         scaled, plain = (reference.rope(c, dim, 1)[0] for c in (released, {**config, "rope_scaling": None}))
         writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
+    if config["model_type"] == "glm4":
+        writer.add_rope_dimension_count(int(config["partial_rotary_factor"] * config["head_dim"]))
     if config["model_type"] == "phi3":
         heads, original = config["num_attention_heads"], config["original_max_position_embeddings"]
         writer.add_rope_dimension_count(int(config["partial_rotary_factor"] * config["hidden_size"]) // heads)

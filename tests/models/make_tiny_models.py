@@ -483,6 +483,68 @@ MODELS = {
                    "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "sliding_window": None,
                    "sliding_window_pattern": None, "layer_types": ["full_attention", "full_attention"]},
     },
+    "glm": {
+        "seed": 69,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["GlmForCausalLM"], "model_type": "glm", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 112,
+                   "num_hidden_layers": 2, "rms_norm_eps": 1.5625e-07, "pad_token_id": 2},
+    },
+    "glm-tied": {
+        "seed": 70,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "config": {"architectures": ["GlmForCausalLM"], "model_type": "glm", "hidden_size": 48,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 80,
+                   "num_hidden_layers": 3, "attention_bias": False, "partial_rotary_factor": 0.75, "pad_token_id": 2,
+                   "tie_word_embeddings": True, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    },
+    "glm4": {
+        "seed": 71,
+        "dtype": "BF16",
+        "shards": 2,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+                   "num_hidden_layers": 3, "rms_norm_eps": 1e-05, "partial_rotary_factor": 0.5, "pad_token_id": 2,
+                   "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    },
+    "glm4-tied": {
+        "seed": 72,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "dense_matrix": "model.layers.1.self_attn.o_proj.weight",
+        "config": {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "hidden_size": 48,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 80,
+                   "num_hidden_layers": 2, "attention_bias": False, "partial_rotary_factor": 1.0, "pad_token_id": 2,
+                   "tie_word_embeddings": True},
+    },
+    "ernie4-5": {
+        "seed": 73,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 112,
+                   "num_hidden_layers": 3, "rope_theta": 500000.0, "tie_word_embeddings": True},
+    },
+    "ernie4-5-bias": {
+        "seed": 74,
+        "dtype": "F16",
+        "shards": 2,
+        "tokenizer": "gpt2",
+        "dense_matrix": "model.layers.0.mlp.down_proj.weight",
+        "config": {"architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "hidden_size": 48,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 80,
+                   "num_hidden_layers": 2, "rms_norm_eps": 1e-06, "use_bias": True, "rope_scaling": LLAMA3_ROPE},
+    },
     "phi4-fp8-tensor": {
         "seed": 32,
         "dtype": "BF16",
@@ -624,7 +686,7 @@ def linear_names(config):
                 shapes.update({shared + "gate_proj.weight": (wide, hidden), shared + "up_proj.weight": (wide, hidden),
                                shared + "down_proj.weight": (hidden, wide)})
             continue
-        if config["model_type"] == "phi3":
+        if config["model_type"] in ("phi3", "glm", "glm4"):
             shapes[prefix + "mlp.gate_up_proj.weight"] = (2 * inter, hidden)
         else:
             shapes[prefix + "mlp.gate_proj.weight"] = (inter, hidden)
@@ -636,7 +698,11 @@ def linear_names(config):
 
 
 def has_bias(config, tensor):
+    if config["model_type"] == "ernie4_5":
+        return config.get("use_bias", False) and "lm_head" not in tensor
     if ".self_attn." in tensor:
+        if config["model_type"] in ("glm", "glm4"):
+            return "o_proj" not in tensor and config.get("attention_bias", True)
         qwen2 = config["model_type"] in ("qwen2", "qwen2_moe")
         if config["model_type"] == "seed_oss":
             return config.get("attention_out_bias", False) if "o_proj" in tensor else config.get("attention_bias", True)
@@ -686,6 +752,8 @@ def make_weights(name):
         places += ("pre_feedforward", "post_feedforward")
     elif config["model_type"] in ("olmo2", "olmo3", "exaone4"):
         places = ("post_attention", "post_feedforward")
+    elif config["model_type"] == "glm4":
+        places += ("post_self_attn", "post_mlp")
     norms = [f"model.layers.{i}.{n}_layernorm.weight" for i in range(layers) for n in places]
     one = 0.0 if gemma else 1.0
     spanning = config["model_type"] in ("olmo2", "olmo3", "olmoe")

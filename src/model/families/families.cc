@@ -40,6 +40,12 @@ const FamilyRules& rules_of(FamilyId family) {
       return kSeedOssRules;
     case FamilyId::kExaone4:
       return kExaone4Rules;
+    case FamilyId::kGlm:
+      return kGlmRules;
+    case FamilyId::kGlm4:
+      return kGlm4Rules;
+    case FamilyId::kErnie4_5:
+      return kErnie4_5Rules;
   }
   return kLlamaRules;
 }

@@ -21,7 +21,7 @@ struct FamilyDefaults {
   int32_t original_context = 0;  // original_max_position_embeddings, also where only rope_scaling has it; 0 = none
   int32_t sliding_window = 0;    // 0 = none
   int32_t sliding_window_pattern = 0;  // 0 = not read
-  bool partial_rotary = false;         // partial_rotary_factor says how much of a head rotates
+  float partial_rotary = 0;            // partial_rotary_factor, how much of a head rotates; 0 = all, always
   bool local_rope = false;             // layers with a window have a rotary base of their own
   bool has_su_scaling = false;         // LongRoPE also by its first name, "su"
   float norm_eps = 1e-6f;
@@ -42,6 +42,7 @@ struct FamilyFields {
   bool attention_bias = false;
   bool attention_out_bias = false;  // of o_proj, where attention_bias is not
   bool mlp_bias = false;
+  bool use_bias = false;  // of all linear layers but the head
   bool use_sliding_window = false;
   int32_t sliding_window = 0;          // 0 = none
   int32_t max_window_layers = 28;      // layers from this one on have the window, unless layer_types says which
@@ -77,7 +78,7 @@ struct FamilyRules {
 
 extern const FamilyRules kLlamaRules, kMistralRules, kQwen2Rules, kQwen3Rules, kSmolLm3Rules, kPhi3Rules, kGemmaRules,
     kGemma2Rules, kGemma3Rules, kGraniteRules, kMixtralRules, kQwen2MoeRules, kQwen3MoeRules, kOlmo2Rules, kOlmo3Rules,
-    kOlmoeRules, kSeedOssRules, kExaone4Rules;
+    kOlmoeRules, kSeedOssRules, kExaone4Rules, kGlmRules, kGlm4Rules, kErnie4_5Rules;
 
 const FamilyRules& rules_of(FamilyId family);
 

@@ -61,7 +61,11 @@ inline constexpr const char* kTinyModels[] = {"llama-tied",
                                               "glm4",
                                               "glm4-tied",
                                               "ernie4-5",
-                                              "ernie4-5-bias"};
+                                              "ernie4-5-bias",
+                                              "ministral",
+                                              "ministral-all",
+                                              "helium",
+                                              "helium-bias"};
 
 // Those that are FP8 already.
 inline constexpr const char* kTinyFp8Models[] = {"phi4-fp8-tensor", "qwen3-fp8-channel", "qwen3-moe-fp8-block"};

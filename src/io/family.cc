@@ -149,6 +149,8 @@ constexpr Family kFamilies[] = {
     {FamilyId::kGlm, "GlmForCausalLM", "glm", "", kGlmLayer},
     {FamilyId::kGlm4, "Glm4ForCausalLM", "glm4", "glm4", kGlm4Layer},
     {FamilyId::kErnie4_5, "Ernie4_5ForCausalLM", "ernie4_5", "ernie4_5", kLlamaLayer},
+    {FamilyId::kMinistral, "MinistralForCausalLM", "ministral", "", kLlamaLayer},
+    {FamilyId::kHelium, "HeliumForCausalLM", "helium", "", kLlamaLayer},
 };
 
 // Known, and not computed here: what of the model is missing, by the field that asks for it.

@@ -122,6 +122,8 @@ enum class FamilyId : uint8_t {
   kGlm,
   kGlm4,
   kErnie4_5,
+  kMinistral,
+  kHelium,
 };
 
 struct Family {

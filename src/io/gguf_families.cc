@@ -90,9 +90,9 @@ void add_exaone4(const GgufFacts& facts, Json& config) {
   // Of each layer whether it has the window; where a file does not say, the configuration's default is llama.cpp's.
   const auto* slides = facts.gguf.array<int64_t>(facts.key("attention.sliding_window_pattern"));
   if (window == 0 || slides == nullptr) return;
-  for (const int64_t one : *slides) {
-    config["layer_types"].push_back(one != 0 ? "sliding_attention" : "full_attention");
-  }
+  Json& types = config["layer_types"] = Json::array();  // refused where it stays empty
+  if (static_cast<int64_t>(slides->size()) != config["num_hidden_layers"].get<int64_t>()) return;
+  for (const int64_t one : *slides) types.push_back(one != 0 ? "sliding_attention" : "full_attention");
 }
 
 }  // namespace

@@ -235,8 +235,8 @@ Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& default
   }
   Rope& rope = config.rope;
   rope.theta = fields.number("rope_theta", defaults.rope_theta, 1.0, 1e12);
-  const float whole = defaults.partial_rotary > 0 ? defaults.partial_rotary : 1.0f;
-  float part = fields.number("partial_rotary_factor", whole, 1e-3, 1.0);
+  const float usual = defaults.partial_rotary > 0 ? defaults.partial_rotary : 1.0f;
+  float part = fields.number("partial_rotary_factor", usual, 1e-3, 1.0);
   const Json none = Json::object();
   const Json* object = both.is_object() ? &both : fields.has(key) ? &root[key] : &none;
   if (!object->is_object()) {

@@ -646,6 +646,29 @@ TEST(Config, Ernie4_5HasBiasesEverywhereOrNowhere) {
   EXPECT_NE(parse(json).error().message.find("partial_rotary_factor"), std::string::npos);
 }
 
+TEST(Config, MinistralHasAWindowOnSomeLayers) {
+  Json json = of_family("MinistralForCausalLM", "ministral");
+  EXPECT_EQ(parse(json)->windows, (std::vector<int32_t>{4096, 4096}));
+  json["layer_types"] = {"full_attention", "sliding_attention"};
+  json["sliding_window"] = 7;
+  EXPECT_EQ(parse(json)->windows, (std::vector<int32_t>{0, 7}));
+  json["sliding_window"] = nullptr;
+  EXPECT_NE(parse(json).error().message.find("'sliding_window' is null, but layer 1 slides"), std::string::npos);
+  json.erase("layer_types");
+  EXPECT_EQ(parse(json)->windows, (std::vector<int32_t>{0, 0}));
+}
+
+TEST(Config, HeliumRotatesInPairsOfNeighbours) {
+  Json json = of_family("HeliumForCausalLM", "helium");
+  json["attention_bias"] = json["mlp_bias"] = true;
+  json.erase("rope_theta");
+  const auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_TRUE(config->rotates_neighbours && config->qkv_bias && !config->output_bias && config->mlp_bias);
+  EXPECT_EQ(config->rope.theta, 1e5f);
+  EXPECT_EQ(config->head_dim, 128);
+}
+
 TEST(Config, SmolLm3HasLayersThatDoNotRotate) {
   Json json = of_family("SmolLM3ForCausalLM", "smollm3");
   json["num_hidden_layers"] = 5;

@@ -81,7 +81,9 @@ TEST_F(DummyModel, EveryFamilyLoadsAndRuns) {
                                      {"Exaone4", R"(, "sliding_window": 3, "sliding_window_pattern": 2)"},
                                      {"Glm", ""},
                                      {"Glm4", R"(, "partial_rotary_factor": 1.0)"},
-                                     {"Ernie4_5", R"(, "use_bias": true)"}}) {
+                                     {"Ernie4_5", R"(, "use_bias": true)"},
+                                     {"Ministral", R"(, "layer_types": ["full_attention", "sliding_attention"])"},
+                                     {"Helium", ""}}) {
     write_config(family, more);
     const auto source = open_dummy_model(folder_, 1);
     ASSERT_TRUE(source.ok()) << source.error().message;

@@ -545,6 +545,49 @@ MODELS = {
                    "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 80,
                    "num_hidden_layers": 2, "rms_norm_eps": 1e-06, "use_bias": True, "rope_scaling": LLAMA3_ROPE},
     },
+    "ministral": {
+        "seed": 75,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["MinistralForCausalLM"], "model_type": "ministral", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+                   "num_hidden_layers": 3, "rope_theta": 100000000.0, "sliding_window": 24,
+                   "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    },
+    "ministral-all": {
+        "seed": 76,
+        "dtype": "F16",
+        "shards": 2,
+        "tokenizer": "gpt2",
+        "dense_matrix": "model.layers.1.mlp.down_proj.weight",
+        "config": {"architectures": ["MinistralForCausalLM"], "model_type": "ministral", "hidden_size": 48,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 80, "num_hidden_layers": 2,
+                   "rms_norm_eps": 1e-6, "head_dim": 16, "sliding_window": 28, "tie_word_embeddings": True,
+                   "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    },
+    "helium": {
+        "seed": 77,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["HeliumForCausalLM"], "model_type": "helium", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 112,
+                   "num_hidden_layers": 3, "rms_norm_eps": 1e-8, "rope_theta": 100000.0},
+    },
+    "helium-bias": {
+        "seed": 78,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "dense_matrix": "model.layers.0.self_attn.o_proj.weight",
+        "config": {"architectures": ["HeliumForCausalLM"], "model_type": "helium", "hidden_size": 96,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 80,
+                   "num_hidden_layers": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+                   "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    },
     "phi4-fp8-tensor": {
         "seed": 32,
         "dtype": "BF16",
@@ -701,8 +744,8 @@ def has_bias(config, tensor):
     if config["model_type"] == "ernie4_5":
         return config.get("use_bias", False) and "lm_head" not in tensor
     if ".self_attn." in tensor:
-        if config["model_type"] in ("glm", "glm4"):
-            return "o_proj" not in tensor and config.get("attention_bias", True)
+        if config["model_type"] in ("glm", "glm4", "helium"):
+            return "o_proj" not in tensor and config.get("attention_bias", config["model_type"] != "helium")
         qwen2 = config["model_type"] in ("qwen2", "qwen2_moe")
         if config["model_type"] == "seed_oss":
             return config.get("attention_out_bias", False) if "o_proj" in tensor else config.get("attention_bias", True)

@@ -135,7 +135,7 @@ def windows(config):
     layers = config["num_hidden_layers"]
     # Of these families: one layer in so many sees everything, unless layer_types says which.
     patterns = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern", 6), "olmo3": 4,
-                "exaone4": config.get("sliding_window_pattern", 4)}
+                "exaone4": config.get("sliding_window_pattern", 4), "ministral": layers + 1}
     if pattern := patterns.get(config["model_type"]):
         kinds = config.get("layer_types") or ["sliding_attention" if (i + 1) % pattern else "" for i in range(layers)]
         return [config["sliding_window"] if kind == "sliding_attention" else None for kind in kinds]
@@ -231,7 +231,7 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64, context=0)
         angles = np.arange(count)[:, None, None] * frequencies
         cos, sin = (factor * np.cos(angles)).astype(dtype), (factor * np.sin(angles)).astype(dtype)
         a, b = x[..., :half], x[..., half : 2 * half]
-        if glm or config["model_type"] == "ernie4_5":
+        if glm or config["model_type"] in ("ernie4_5", "helium"):
             a, b = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], axis=-1)
 

@@ -7,16 +7,10 @@ namespace {
 
 Status configure_exaone4(const FamilyFields& fields, ModelConfig& config) {
   config.qk_norm = true;
-  const int32_t window = fields.sliding_window;
-  for (int32_t i = 0; i < config.layers; ++i) {
-    const auto at = static_cast<size_t>(i);
-    const bool slides = fields.layer_slides.empty() ? window > 0 && (i + 1) % fields.sliding_window_pattern != 0
-                                                    : fields.layer_slides[at];
-    if (slides && window == 0) {
-      return error(ErrorCode::kInvalidInput, "field 'sliding_window' is null, but layer {} slides", i);
-    }
-    config.windows[at] = slides ? window : 0;
-    if (window > 0) config.nope_layers.push_back(!slides);
+  const bool windows = fields.sliding_window > 0;
+  NFP_RETURN_IF_ERROR(set_windows(fields, windows ? fields.sliding_window_pattern : 1, config));
+  for (const int32_t window : config.windows) {
+    if (windows) config.nope_layers.push_back(window == 0);
   }
   return ok_status();
 }

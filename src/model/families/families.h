@@ -78,8 +78,12 @@ struct FamilyRules {
 
 extern const FamilyRules kLlamaRules, kMistralRules, kQwen2Rules, kQwen3Rules, kSmolLm3Rules, kPhi3Rules, kGemmaRules,
     kGemma2Rules, kGemma3Rules, kGraniteRules, kMixtralRules, kQwen2MoeRules, kQwen3MoeRules, kOlmo2Rules, kOlmo3Rules,
-    kOlmoeRules, kSeedOssRules, kExaone4Rules, kGlmRules, kGlm4Rules, kErnie4_5Rules;
+    kOlmoeRules, kSeedOssRules, kExaone4Rules, kGlmRules, kGlm4Rules, kErnie4_5Rules, kMinistralRules, kHeliumRules;
 
 const FamilyRules& rules_of(FamilyId family);
+
+// Gives sliding_window to the layers that layer_types names; where it is left out, to all but each `pattern`-th layer
+// (0: to all, 1: to none).
+Status set_windows(const FamilyFields& fields, int32_t pattern, ModelConfig& config);
 
 }  // namespace nfp

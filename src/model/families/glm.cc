@@ -17,16 +17,16 @@ Status configure_glm4(const FamilyFields& fields, ModelConfig& config) {
   return configure_glm(fields, config);
 }
 
-constexpr FamilyDefaults kDefaults = {.attention_bias = true,
-                                      .kv_heads = 2,
-                                      .head_dim = 128,
-                                      .max_context = 131072,
-                                      .partial_rotary = 0.5f,
-                                      .norm_eps = 1.5625e-7f};
+constexpr FamilyDefaults kGlmDefaults = {.attention_bias = true,
+                                         .kv_heads = 2,
+                                         .head_dim = 128,
+                                         .max_context = 131072,
+                                         .partial_rotary = 0.5f,
+                                         .norm_eps = 1.5625e-7f};
 
 }  // namespace
 
-const FamilyRules kGlmRules = {kDefaults, configure_glm};
-const FamilyRules kGlm4Rules = {kDefaults, configure_glm4};
+const FamilyRules kGlmRules = {kGlmDefaults, configure_glm};
+const FamilyRules kGlm4Rules = {kGlmDefaults, configure_glm4};
 
 }  // namespace nfp

@@ -51,7 +51,21 @@ inline constexpr const char* kTinyModels[] = {"llama-tied",
                                               "gemma3-pattern",
                                               "qwen2-moe-sparse",
                                               "olmoe-norm",
-                                              "olmo3-tied"};
+                                              "olmo3-tied",
+                                              "seed-oss",
+                                              "seed-oss-bias",
+                                              "exaone4",
+                                              "exaone4-full",
+                                              "glm",
+                                              "glm-tied",
+                                              "glm4",
+                                              "glm4-tied",
+                                              "ernie4-5",
+                                              "ernie4-5-bias",
+                                              "ministral",
+                                              "ministral-all",
+                                              "helium",
+                                              "helium-bias"};
 
 // Those that are FP8 already.
 inline constexpr const char* kTinyFp8Models[] = {"phi4-fp8-tensor", "qwen3-fp8-channel", "qwen3-moe-fp8-block"};

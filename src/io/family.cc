@@ -21,6 +21,19 @@ constexpr LayerTensor kLlamaLayer[] = {
     {kDown, "mlp.down_proj", "ffn_down"},
 };
 
+// Llama's, but for a norm's name in GGUF files.
+constexpr LayerTensor kSeedOssLayer[] = {
+    {kAttentionNorm, "input_layernorm", "attn_norm"},
+    {kQuery, "self_attn.q_proj", "attn_q"},
+    {kKey, "self_attn.k_proj", "attn_k"},
+    {kValue, "self_attn.v_proj", "attn_v"},
+    {kOutput, "self_attn.o_proj", "attn_output"},
+    {kMlpNorm, "post_attention_layernorm", "post_attention_norm"},
+    {kGate, "mlp.gate_proj", "ffn_gate"},
+    {kUp, "mlp.up_proj", "ffn_up"},
+    {kDown, "mlp.down_proj", "ffn_down"},
+};
+
 constexpr LayerTensor kMixtralLayer[] = {
     {kAttentionNorm, "input_layernorm", "attn_norm"},
     {kQuery, "self_attn.q_proj", "attn_q"},
@@ -94,6 +107,26 @@ constexpr LayerTensor kOlmo2Layer[] = {
     {kMlpPostNorm, "post_feedforward_layernorm", "post_ffw_norm"},
 };
 
+constexpr LayerTensor kGlmLayer[] = {
+    {kAttentionNorm, "input_layernorm", ""}, {kQuery, "self_attn.q_proj", ""},
+    {kKey, "self_attn.k_proj", ""},          {kValue, "self_attn.v_proj", ""},
+    {kOutput, "self_attn.o_proj", ""},       {kMlpNorm, "post_attention_layernorm", ""},
+    {kGateUp, "mlp.gate_up_proj", ""},       {kDown, "mlp.down_proj", ""},
+};
+
+constexpr LayerTensor kGlm4Layer[] = {
+    {kAttentionNorm, "input_layernorm", "attn_norm"},
+    {kQuery, "self_attn.q_proj", "attn_q"},
+    {kKey, "self_attn.k_proj", "attn_k"},
+    {kValue, "self_attn.v_proj", "attn_v"},
+    {kOutput, "self_attn.o_proj", "attn_output"},
+    {kAttentionPostNorm, "post_self_attn_layernorm", "post_attention_norm"},
+    {kMlpNorm, "post_attention_layernorm", "ffn_norm"},
+    {kGateUp, "mlp.gate_up_proj", "ffn_up"},
+    {kDown, "mlp.down_proj", "ffn_down"},
+    {kMlpPostNorm, "post_mlp_layernorm", "post_ffw_norm"},
+};
+
 constexpr Family kFamilies[] = {
     {FamilyId::kLlama, "LlamaForCausalLM", "llama", "llama", kLlamaLayer, /*gguf_permutes_qk=*/true},
     {FamilyId::kMistral, "MistralForCausalLM", "mistral", "", kLlamaLayer},
@@ -111,6 +144,13 @@ constexpr Family kFamilies[] = {
     {FamilyId::kOlmo2, "Olmo2ForCausalLM", "olmo2", "olmo2", kOlmo2Layer},
     {FamilyId::kOlmo3, "Olmo3ForCausalLM", "olmo3", "olmo2", kOlmo2Layer},
     {FamilyId::kOlmoe, "OlmoeForCausalLM", "olmoe", "olmoe", kQwenMoeLayer},
+    {FamilyId::kSeedOss, "SeedOssForCausalLM", "seed_oss", "seed_oss", kSeedOssLayer},
+    {FamilyId::kExaone4, "Exaone4ForCausalLM", "exaone4", "exaone4", kOlmo2Layer},
+    {FamilyId::kGlm, "GlmForCausalLM", "glm", "", kGlmLayer},
+    {FamilyId::kGlm4, "Glm4ForCausalLM", "glm4", "glm4", kGlm4Layer},
+    {FamilyId::kErnie4_5, "Ernie4_5ForCausalLM", "ernie4_5", "ernie4_5", kLlamaLayer},
+    {FamilyId::kMinistral, "MinistralForCausalLM", "ministral", "", kLlamaLayer},
+    {FamilyId::kHelium, "HeliumForCausalLM", "helium", "", kLlamaLayer},
 };
 
 // Known, and not computed here: what of the model is missing, by the field that asks for it.

@@ -117,6 +117,13 @@ enum class FamilyId : uint8_t {
   kOlmo2,
   kOlmo3,
   kOlmoe,
+  kSeedOss,
+  kExaone4,
+  kGlm,
+  kGlm4,
+  kErnie4_5,
+  kMinistral,
+  kHelium,
 };
 
 struct Family {

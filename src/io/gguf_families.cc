@@ -50,14 +50,18 @@ void add_gemma(const GgufFacts& facts, Json& config) {
   config["hidden_activation"] = "gelu_pytorch_tanh";
 }
 
+// Without a size all of a head rotates.
+void add_partial_rotation(const GgufFacts& facts, Json& config) {
+  const int64_t head_dim = config.value("head_dim", int64_t{0});
+  const int64_t rotating = facts.gguf.integer(facts.key("rope.dimension_count")).value_or(head_dim);
+  if (head_dim > 0) config["partial_rotary_factor"] = static_cast<double>(rotating) / static_cast<double>(head_dim);
+}
+
 void add_phi3(const GgufFacts& facts, Json& config) {
   const GgufFile& gguf = facts.gguf;
   const int64_t window = gguf.integer(facts.key("attention.sliding_window")).value_or(0);
   config["sliding_window"] = window > 0 ? Json(window) : Json();
-  const int64_t head_dim = config.value("head_dim", int64_t{0});
-  if (const auto rotating = gguf.integer(facts.key("rope.dimension_count")); rotating && head_dim > 0) {
-    config["partial_rotary_factor"] = static_cast<double>(*rotating) / static_cast<double>(head_dim);
-  }
+  add_partial_rotation(facts, config);
   const int64_t context = config.value("max_position_embeddings", int64_t{0});
   config["original_max_position_embeddings"] =
       gguf.integer(facts.key("rope.scaling.original_context_length")).value_or(context);
@@ -78,6 +82,17 @@ void add_granite(const GgufFacts& facts, Json& config) {
   config["residual_multiplier"] = number("residual_scale", 1.0);
   config["attention_multiplier"] = number("attention.scale", 1.0 / std::sqrt(head_dim));
   config["logits_scaling"] = number("logit_scale", 1.0);
+}
+
+void add_exaone4(const GgufFacts& facts, Json& config) {
+  const int64_t window = facts.gguf.integer(facts.key("attention.sliding_window")).value_or(0);
+  config["sliding_window"] = window > 0 ? Json(window) : Json();
+  // Of each layer whether it has the window; where a file does not say, the configuration's default is llama.cpp's.
+  const auto* slides = facts.gguf.array<int64_t>(facts.key("attention.sliding_window_pattern"));
+  if (window == 0 || slides == nullptr) return;
+  Json& types = config["layer_types"] = Json::array();  // refused where it stays empty
+  if (static_cast<int64_t>(slides->size()) != config["num_hidden_layers"].get<int64_t>()) return;
+  for (const int64_t one : *slides) types.push_back(one != 0 ? "sliding_attention" : "full_attention");
 }
 
 }  // namespace
@@ -116,6 +131,10 @@ void add_family_fields(const GgufFacts& facts, Json& config) {
       return add_gemma(facts, config);
     case FamilyId::kGranite:
       return add_granite(facts, config);
+    case FamilyId::kExaone4:
+      return add_exaone4(facts, config);
+    case FamilyId::kGlm4:
+      return add_partial_rotation(facts, config);
     case FamilyId::kPhi3:
       return add_phi3(facts, config);
     case FamilyId::kOlmo3:  // the pattern of windows is the configuration's default
@@ -142,11 +161,12 @@ Status check_metadata(const GgufFacts& facts, const Json& config) {
                  facts.key(suffix), value, facts.family.gguf);
   };
   if (!gguf.boolean(facts.key("attention.causal")).value_or(true)) return refuse("attention.causal", false);
-  const bool partial = facts.family.id == FamilyId::kPhi3;
+  const bool long_rope = facts.family.id == FamilyId::kPhi3;
+  const bool partial = long_rope || facts.family.id == FamilyId::kGlm4;
   const auto rotating = gguf.integer(facts.key("rope.dimension_count"));
   const int64_t head_dim = config.value("head_dim", int64_t{0});
   if (rotating && head_dim > 0 && *rotating != head_dim && !partial) return refuse("rope.dimension_count", *rotating);
-  if (!partial && !(facts.long_factors.empty() && facts.short_factors.empty())) {
+  if (!long_rope && !(facts.long_factors.empty() && facts.short_factors.empty())) {
     return error(ErrorCode::kUnsupported,
                  "{}: tensors 'rope_factors_long' and 'rope_factors_short' are not supported for {}", facts.path,
                  facts.family.gguf);

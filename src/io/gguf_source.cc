@@ -273,7 +273,8 @@ class GgufSource final : public ModelSource {
     NFP_RETURN_IF_ERROR(check_metadata(known, config));
     if (rope_factors_.empty() && known.long_factors.empty()) NFP_RETURN_IF_ERROR(add_rope_scaling(known, config));
     add_family_fields(known, config);
-    config["attention_bias"] = config["qkv_bias"] = has_bias(GemmType::kQkv);
+    config["attention_bias"] = config["qkv_bias"] = config["use_bias"] = has_bias(GemmType::kQkv);
+    config["attention_out_bias"] = has_bias(GemmType::kOutput);
     config["mlp_bias"] = has_bias(GemmType::kGateUp);
     config["tie_word_embeddings"] = !has("lm_head.weight");
     config["torch_dtype"] = "float16";

@@ -253,6 +253,37 @@ TEST_F(GgufModel, LlamaThreeScalingBecomesRopeScaling) {
   EXPECT_FALSE(open(with_factors({1, 1})).ok());
 }
 
+TEST_F(GgufModel, ExaoneNamesTheLayersThatHaveAWindow) {
+  const auto config = [&](uint32_t window, const std::vector<uint8_t>& slides) {
+    GgufBuilder gguf = testing::tiny_gguf_keys("exaone4");
+    gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+    if (window > 0) gguf.integer("exaone4.attention.sliding_window", window);
+    std::string array = GgufBuilder::raw<uint32_t>(7) + GgufBuilder::raw<uint64_t>(slides.size());
+    for (const uint8_t one : slides) array += GgufBuilder::raw(one);
+    if (!slides.empty()) gguf.key("exaone4.attention.sliding_window_pattern", 9, array);
+    const auto source = open(gguf.build());
+    EXPECT_TRUE(source.ok()) << source.error().message;
+    return nlohmann::json::parse((*source)->config_json());
+  };
+  EXPECT_EQ(config(7, {1})["layer_types"], nlohmann::json({"sliding_attention"}));
+  EXPECT_EQ(config(7, {0})["layer_types"], nlohmann::json({"full_attention"}));
+  EXPECT_EQ(config(7, {})["sliding_window"], 7);
+  EXPECT_FALSE(config(7, {}).contains("layer_types"));
+  EXPECT_TRUE(config(7, {1, 0})["layer_types"].empty());  // more than there are layers: the configuration is refused
+  EXPECT_TRUE(config(0, {1})["sliding_window"].is_null());
+}
+
+TEST_F(GgufModel, PartOfAHeadRotates) {
+  for (const auto& [rotating, part] : {std::pair{4u, 0.5}, {0u, 1.0}}) {
+    GgufBuilder gguf = testing::tiny_gguf_keys("glm4");
+    gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+    if (rotating > 0) gguf.integer("glm4.rope.dimension_count", rotating);
+    const auto source = open(gguf.build());
+    ASSERT_TRUE(source.ok()) << source.error().message;
+    EXPECT_EQ(nlohmann::json::parse((*source)->config_json())["partial_rotary_factor"], part);
+  }
+}
+
 TEST_F(GgufModel, FaultsInTheMetadataAreNamed) {
   const auto expect = [&](const std::string& bytes, const std::string& naming) {
     auto source = open(bytes);

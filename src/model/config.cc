@@ -235,7 +235,8 @@ Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& default
   }
   Rope& rope = config.rope;
   rope.theta = fields.number("rope_theta", defaults.rope_theta, 1.0, 1e12);
-  float part = fields.number("partial_rotary_factor", 1.0f, 1e-3, 1.0);
+  const float usual = defaults.partial_rotary > 0 ? defaults.partial_rotary : 1.0f;
+  float part = fields.number("partial_rotary_factor", usual, 1e-3, 1.0);
   const Json none = Json::object();
   const Json* object = both.is_object() ? &both : fields.has(key) ? &root[key] : &none;
   if (!object->is_object()) {
@@ -258,7 +259,7 @@ Status read_rope(const Json& root, Fields& fields, const FamilyDefaults& default
   rope.theta = scaling.number("rope_theta", rope.theta, 1.0, 1e12);
   part = scaling.number("partial_rotary_factor", part, 1e-3, 1.0);
   if (local != nullptr) NFP_RETURN_IF_ERROR(read_local_rope(*local, fields, key, defaults, part, local_theta));
-  if (part != 1.0f && !defaults.partial_rotary) {
+  if (part != 1.0f && defaults.partial_rotary == 0) {
     scaling.fail("partial_rotary_factor", fmt::format("is {}; heads of {} rotate as a whole", part, config.model_type));
   }
   rope.dim = static_cast<int32_t>(static_cast<double>(part) * config.head_dim + 1e-4);
@@ -342,7 +343,8 @@ void read_sizes(Fields& fields, const FamilyDefaults& defaults, ModelConfig& con
   config.kv_heads =
       fields.integer("num_key_value_heads", fields.null_or("num_key_value_heads", config.heads, kv_heads), 1, 4096);
   const int32_t even_share = config.heads > 0 && config.hidden % config.heads == 0 ? config.hidden / config.heads : 0;
-  config.head_dim = fields.integer("head_dim", defaults.head_dim > 0 ? defaults.head_dim : even_share, 1, 4096);
+  const int32_t head_dim = defaults.head_dim > 0 ? defaults.head_dim : even_share;
+  config.head_dim = fields.integer("head_dim", fields.null_or("head_dim", even_share, head_dim), 1, 4096);
   config.intermediate = fields.integer("intermediate_size", std::nullopt, 1, kMaxDim * 4);
   config.vocab = fields.integer("vocab_size", given(defaults.vocab), 1, 1 << 24);
   config.max_context = fields.integer("max_position_embeddings", defaults.max_context, 1, 1 << 30);
@@ -401,13 +403,16 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   if (!bos.empty()) config.bos_id = bos.front();
   config.eos_ids = fields.ids("eos_token_id");
 
-  extra.attention_bias = fields.boolean("attention_bias", false);
+  // transformers takes a null for false.
+  extra.attention_bias =
+      fields.boolean("attention_bias", fields.null_or("attention_bias", 0, defaults.attention_bias ? 1 : 0) != 0);
+  extra.attention_out_bias = fields.boolean("attention_out_bias", false);
   extra.mlp_bias = fields.boolean("mlp_bias", false);
+  extra.use_bias = fields.boolean("use_bias", false);
   extra.use_sliding_window = fields.boolean("use_sliding_window", false);
   extra.sliding_window =
       fields.integer("sliding_window", fields.null_or("sliding_window", 0, defaults.sliding_window), 0, INT32_MAX);
   extra.max_window_layers = fields.integer("max_window_layers", extra.max_window_layers, 0, INT32_MAX);
-  extra.sliding_window_pattern = fields.integer("sliding_window_pattern", 6, 1, 4096);
   const float query_scalar = defaults.query_scalar > 0 ? defaults.query_scalar : static_cast<float>(config.head_dim);
   extra.query_scalar = fields.number("query_pre_attn_scalar", query_scalar, 1e-3, 1e6);
   extra.attention_cap = fields.number_or_null("attn_logit_softcapping", defaults.attention_cap, 0.0, 1e6);
@@ -419,6 +424,9 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
     *value = fields.number(field, 1.0f, 1e-4, 1e4);
   }
   extra.layer_slides = fields.sliding_layers("layer_types", config.layers);
+  if (defaults.sliding_window_pattern > 0 && extra.layer_slides.empty()) {
+    extra.sliding_window_pattern = fields.integer("sliding_window_pattern", defaults.sliding_window_pattern, 1, 4096);
+  }
   extra.qkv_bias = fields.boolean("qkv_bias", true);
   extra.clip_qkv = fields.number_or_null("clip_qkv", 0.0f, 0.0, 1e6);
   extra.no_rope_interval = fields.integer("no_rope_layer_interval", 4, 1, 4096);

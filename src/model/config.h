@@ -64,8 +64,9 @@ struct ModelConfig {
   float norm_eps = 1e-5f;
   float norm_offset = 0.0f;  // norms multiply by weight + offset
   Rope rope;
-  std::vector<bool> nope_layers;  // [layers] whose heads do not rotate; empty = none
-  float local_rope_theta = 0.0f;  // of layers with a window, whose rope is not scaled; 0 = they have the others' rope
+  bool rotates_neighbours = false;  // features 2i and 2i + 1 of a head turn together, not i and i + rope.dim / 2
+  std::vector<bool> nope_layers;    // [layers] whose heads do not rotate; empty = none
+  float local_rope_theta = 0.0f;    // of layers with a window, whose rope is not scaled; 0 = they have the others' rope
   float embedding_scale = 1.0f;
   float attention_scale = 0.0f;  // of q k^T
   float attention_cap = 0.0f;    // soft cap of q k^T; 0 = none

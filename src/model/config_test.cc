@@ -565,6 +565,110 @@ TEST(Config, GraniteScalesWhatBlocksAdd) {
   }
 }
 
+TEST(Config, SeedOssHasBiasesUnlessToldOtherwise) {
+  Json json = of_family("SeedOssForCausalLM", "seed_oss");
+  json.erase("num_key_value_heads");
+  json["num_attention_heads"] = 16;
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->kv_heads, 8);
+  EXPECT_EQ(config->head_dim, 128);
+  EXPECT_TRUE(config->qkv_bias && !config->output_bias && !config->mlp_bias && !config->tied_embeddings);
+  json["attention_bias"] = nullptr;  // as false, in transformers
+  json["attention_out_bias"] = true;
+  json["num_key_value_heads"] = nullptr;
+  json["head_dim"] = nullptr;
+  config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->kv_heads, 16);
+  EXPECT_EQ(config->head_dim, 4);
+  EXPECT_TRUE(!config->qkv_bias && config->output_bias);
+}
+
+TEST(Config, Exaone4RotatesWhereItSlidesAlone) {
+  Json json = of_family("Exaone4ForCausalLM", "exaone4");
+  json["num_hidden_layers"] = 5;
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_TRUE(config->reads_stream() && config->qk_norm && !config->norm_spans_heads && !config->qkv_bias);
+  EXPECT_EQ(config->windows, (std::vector<int32_t>{4096, 4096, 4096, 0, 4096}));
+  EXPECT_EQ(config->nope_layers, (std::vector<bool>{false, false, false, true, false}));
+  json["sliding_window_pattern"] = "LG";  // as releases have it, which transformers cannot read
+  EXPECT_NE(parse(json).error().message.find("'sliding_window_pattern' is \"LG\""), std::string::npos);
+  json["num_hidden_layers"] = 2;
+  json["layer_types"] = {"full_attention", "sliding_attention"};
+  config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->windows, (std::vector<int32_t>{0, 4096}));
+  EXPECT_EQ(config->nope_layers, (std::vector<bool>{true, false}));
+  json["sliding_window"] = nullptr;
+  EXPECT_NE(parse(json).error().message.find("'sliding_window' is null"), std::string::npos);
+  json["layer_types"] = {"full_attention", "full_attention"};
+  config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_TRUE(config->nope_layers.empty());  // all rotate
+}
+
+TEST(Config, GlmRotatesHalfOfAHeadInPairsOfNeighbours) {
+  for (const auto& [architecture, type] : {std::pair{"GlmForCausalLM", "glm"}, {"Glm4ForCausalLM", "glm4"}}) {
+    Json json = of_family(architecture, type);
+    auto config = parse(json);
+    ASSERT_TRUE(config.ok()) << config.error().message;
+    EXPECT_TRUE(config->rotates_neighbours && config->qkv_bias && !config->output_bias && !config->mlp_bias);
+    EXPECT_EQ(config->head_dim, 128);
+    EXPECT_EQ(config->rope.dim, 64);
+    EXPECT_EQ(config->family->has(TensorRole::kMlpPostNorm), type == std::string("glm4"));
+    json["attention_bias"] = false;
+    json["partial_rotary_factor"] = 0.25;
+    config = parse(json);
+    EXPECT_EQ(config->rope.dim, 32);
+    EXPECT_FALSE(config->qkv_bias);
+    // As transformers 5 writes it.
+    json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 1e4}, {"partial_rotary_factor", 0.75}};
+    EXPECT_EQ(parse(json)->rope.dim, 96);
+  }
+}
+
+TEST(Config, Ernie4_5HasBiasesEverywhereOrNowhere) {
+  Json json = of_family("Ernie4_5ForCausalLM", "ernie4_5");
+  json.erase("rope_theta");
+  auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_TRUE(config->rotates_neighbours && config->tied_embeddings);
+  EXPECT_FALSE(config->qkv_bias || config->output_bias || config->mlp_bias);
+  EXPECT_EQ(config->head_dim, 128);
+  EXPECT_EQ(config->rope.dim, 128);
+  EXPECT_EQ(config->rope.theta, 5e5f);
+  json["use_bias"] = true;
+  config = parse(json);
+  EXPECT_TRUE(config->qkv_bias && config->output_bias && config->mlp_bias);
+  json["partial_rotary_factor"] = 0.5;
+  EXPECT_NE(parse(json).error().message.find("partial_rotary_factor"), std::string::npos);
+}
+
+TEST(Config, MinistralHasAWindowOnSomeLayers) {
+  Json json = of_family("MinistralForCausalLM", "ministral");
+  EXPECT_EQ(parse(json)->windows, (std::vector<int32_t>{4096, 4096}));
+  json["layer_types"] = {"full_attention", "sliding_attention"};
+  json["sliding_window"] = 7;
+  EXPECT_EQ(parse(json)->windows, (std::vector<int32_t>{0, 7}));
+  json["sliding_window"] = nullptr;
+  EXPECT_NE(parse(json).error().message.find("'sliding_window' is null, but layer 1 slides"), std::string::npos);
+  json.erase("layer_types");
+  EXPECT_EQ(parse(json)->windows, (std::vector<int32_t>{0, 0}));
+}
+
+TEST(Config, HeliumRotatesInPairsOfNeighbours) {
+  Json json = of_family("HeliumForCausalLM", "helium");
+  json["attention_bias"] = json["mlp_bias"] = true;
+  json.erase("rope_theta");
+  const auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_TRUE(config->rotates_neighbours && config->qkv_bias && !config->output_bias && config->mlp_bias);
+  EXPECT_EQ(config->rope.theta, 1e5f);
+  EXPECT_EQ(config->head_dim, 128);
+}
+
 TEST(Config, SmolLm3HasLayersThatDoNotRotate) {
   Json json = of_family("SmolLM3ForCausalLM", "smollm3");
   json["num_hidden_layers"] = 5;

@@ -76,7 +76,14 @@ TEST_F(DummyModel, EveryFamilyLoadsAndRuns) {
                                      {"Olmoe", R"(, "num_experts": 8)"},
                                      {"Olmo2", ""},
                                      {"Granite", R"(, "attention_multiplier": 0.25)"},
-                                     {"Olmo3", R"(, "sliding_window": 3)"}}) {
+                                     {"Olmo3", R"(, "sliding_window": 3)"},
+                                     {"SeedOss", R"(, "attention_out_bias": true)"},
+                                     {"Exaone4", R"(, "sliding_window": 3, "sliding_window_pattern": 2)"},
+                                     {"Glm", ""},
+                                     {"Glm4", R"(, "partial_rotary_factor": 1.0)"},
+                                     {"Ernie4_5", R"(, "use_bias": true)"},
+                                     {"Ministral", R"(, "layer_types": ["full_attention", "sliding_attention"])"},
+                                     {"Helium", ""}}) {
     write_config(family, more);
     const auto source = open_dummy_model(folder_, 1);
     ASSERT_TRUE(source.ok()) << source.error().message;

@@ -40,6 +40,50 @@ class RowSlice final : public MatrixReader {
   int64_t begin_, rows_;
 };
 
+// The row of a stack that is to stand at `row`.
+int64_t row_before(const NeighbourPairs& pairs, int64_t row) {
+  if (row >= pairs.rows) return row;
+  const int64_t inside = row % pairs.head_dim, half = pairs.rotary_dim / 2;
+  if (inside >= pairs.rotary_dim) return row;
+  return row - inside + (inside < half ? 2 * inside : 2 * (inside - half) + 1);
+}
+
+// A matrix of a stack, with its rows in that order. `begin`: its first row's place in the stack.
+class PairedRows final : public MatrixReader {
+ public:
+  PairedRows(const MatrixReader& file, int64_t begin, const NeighbourPairs& pairs)
+      : file_(file), begin_(begin), pairs_(pairs) {}
+  int64_t rows() const override { return file_.rows(); }
+  int64_t cols() const override { return file_.cols(); }
+  Storage storage() const override { return file_.storage(); }
+  const std::string& name() const override { return file_.name(); }
+  bool uppers_restricted() const override { return file_.uppers_restricted(); }
+  Status read_fp16(int64_t first, int64_t count, uint16_t* out) const override {
+    return for_each(first, count, [&](int64_t row, int64_t i) { return file_.read_fp16(row, 1, out + i * cols()); });
+  }
+  Status read_nested(int64_t first, int64_t count, uint8_t* upper, uint8_t* lower, int8_t* exponent) const override {
+    return for_each(first, count, [&](int64_t row, int64_t i) {
+      return file_.read_nested(row, 1, upper + i * cols(), lower + i * cols(), exponent + i);
+    });
+  }
+  Status row_factors(int64_t first, int64_t count, float* factor) const override {
+    return for_each(first, count, [&](int64_t row, int64_t i) { return file_.row_factors(row, 1, factor + i); });
+  }
+
+ private:
+  template <typename F>
+  Status for_each(int64_t first, int64_t count, F&& read) const {
+    for (int64_t i = 0; i < count; ++i) {
+      NFP_RETURN_IF_ERROR(read(row_before(pairs_, begin_ + first + i) - begin_, i));
+    }
+    return ok_status();
+  }
+
+  const MatrixReader& file_;
+  int64_t begin_;
+  NeighbourPairs pairs_;
+};
+
 std::string listed(const std::vector<std::string>& names) {
   constexpr size_t kShown = 8;
   std::string text;
@@ -176,7 +220,7 @@ Result<std::unique_ptr<MatrixReader>> WeightLoader::matrix(const std::string& na
 }
 
 Result<Linear> WeightLoader::linear(GemmType type, int32_t layer, const std::vector<std::string>& names, int64_t rows,
-                                    int64_t cols, bool bias, RowOrder order) {
+                                    int64_t cols, bool bias, RowOrder order, const NeighbourPairs& pairs) {
   std::vector<std::unique_ptr<MatrixReader>> readers;
   LinearSpec spec;
   spec.order = order;
@@ -206,6 +250,22 @@ Result<Linear> WeightLoader::linear(GemmType type, int32_t layer, const std::vec
     return error(ErrorCode::kInvalidInput,
                  "{}: tensors '{}.weight' and '{}.weight' must have as many rows as each other", source_.path(),
                  names.front(), names.back());
+  }
+  if (pairs.rows > 0) {
+    int64_t begin = 0;
+    for (const MatrixReader*& part : spec.parts) {
+      if (begin < pairs.rows && part->rows() % pairs.head_dim != 0) {
+        return error(ErrorCode::kInvalidInput, "{}: tensor '{}' has {} rows, which heads of {} do not divide",
+                     source_.path(), part->name(), part->rows(), pairs.head_dim);
+      }
+      readers.push_back(std::make_unique<PairedRows>(*part, begin, pairs));
+      begin += part->rows();
+      part = readers.back().get();
+    }
+    const std::vector<float> bias_before = spec.bias;
+    for (size_t i = 0; i < spec.bias.size(); ++i) {
+      spec.bias[i] = bias_before[static_cast<size_t>(row_before(pairs, static_cast<int64_t>(i)))];
+    }
   }
   Linear linear;
   NFP_ASSIGN_OR_RETURN(linear.weight, backend_.make_linear(spec));

@@ -32,6 +32,14 @@ struct LoadOptions {
   ProgressCallback progress;
 };
 
+// Of queries and keys whose heads rotate in pairs of neighbours: the rows to which one gives the order of heads that
+// rotate in halves, all first features of pairs before all second ones. Products of queries with keys stay what they
+// are.
+struct NeighbourPairs {
+  int64_t rows = 0;  // of all matrices that are stacked, those from the first on up to here; 0 = none
+  int64_t head_dim = 0, rotary_dim = 0;
+};
+
 // Reads tensors into a backend: what layers load themselves with.
 class WeightLoader {
  public:
@@ -40,7 +48,7 @@ class WeightLoader {
   // Stacks the matrices NAME.weight (and NAME.bias, if `bias`) of `names` into one weight of [rows, cols] in all.
   // kInterleave takes two matrices, or one that holds all rows of the first and then of the second.
   Result<Linear> linear(GemmType type, int32_t layer, const std::vector<std::string>& names, int64_t rows, int64_t cols,
-                        bool bias, RowOrder order = RowOrder::kConcat);
+                        bool bias, RowOrder order = RowOrder::kConcat, const NeighbourPairs& pairs = {});
   // (NAME.weight + offset) * scale in device memory as FP32. An error where a number is beyond `most`.
   Result<Buffer> vector(const std::string& name, int64_t size, float offset = 0.0f, float scale = 1.0f,
                         float most = FLT_MAX);

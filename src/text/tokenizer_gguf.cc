@@ -28,6 +28,9 @@ constexpr std::string_view kTekkenPattern =
 // o200k's, of GPT-4o and Phi-4-mini: words with what the apostrophe adds to them.
 constexpr std::string_view kO200kPattern =
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+// Seed's: signs do not take the line ends behind them along.
+constexpr std::string_view kSeedPattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kDigit = R"(\p{N})";
 // llama.cpp's "default": marks, words, numbers, and these by three digits, each cut from what the one before left.
 constexpr std::string_view kMarksPattern = R"([\p{P}$+<=>^~|]+)", kNumberPattern = R"(\p{N}+)",
@@ -46,6 +49,7 @@ constexpr KnownPre kKnownPre[] = {
     {"gpt-2", {kGpt2Pattern}, false, false, false},
     {"phi-2", {kGpt2Pattern}, false, false, false},
     {"olmo", {kGpt2Pattern}, false, false, false},
+    {"exaone4", {kGpt2Pattern}, false, false, false},
     {"mpt", {kGpt2Pattern}, false, false, false},
     {"smollm", {kDigit, kGpt2Pattern}, false, false, false},
     {"starcoder", {kDigit, kGpt2Pattern}, false, false, false},
@@ -56,10 +60,13 @@ constexpr KnownPre kKnownPre[] = {
     {"llama-v3", {kLlama3Pattern}, false, true, true},
     {"falcon3", {kLlama3Pattern}, false, true, false},
     {"dbrx", {kLlama3Pattern}, false, false, false},
+    {"glm4", {kLlama3Pattern}, false, false, false},
+    {"chatglm-bpe", {kLlama3Pattern}, false, false, false},
     {"smaug-bpe", {kLlama3Pattern}, false, false, false},
     {"qwen2", {kQwen2Pattern}, true, false, false},
     {"deepseek-r1-qwen", {kQwen2Pattern}, true, false, false},
     {"stablelm2", {kQwen2Pattern}, false, false, false},
+    {"seed-coder", {kSeedPattern}, false, false, false},
     {"tekken", {kTekkenPattern}, false, true, true},
     {"gpt-4o", {kO200kPattern}, false, false, false},
 };

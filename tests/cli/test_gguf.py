@@ -30,7 +30,9 @@ PRE = {"llama-tied": "smollm", "llama-headdim": "gpt-2", "llama-yarn": "smollm",
        "qwen3-yarn": "qwen2", "gemma2": "gpt-2", "gemma3": "gpt-2", "phi3": "gpt-2", "phi3-long": "gpt-2",
        "phi4-mini": "gpt-2", "gemma3-pattern": "gpt-2", "mixtral-full": "gpt-2",
        "smollm3": "llama-bpe", "mixtral": "gpt-2", "qwen2-moe": "qwen2", "qwen3-moe": "qwen2", "olmoe": "gpt-2",
-       "gemma": "gpt-2", "olmo2": "gpt-2", "olmo2-tied": "gpt-2", "olmo3": "llama-bpe", "granite": "refact", "granite-bias": "refact"}
+       "gemma": "gpt-2", "olmo2": "gpt-2", "olmo2-tied": "gpt-2", "olmo3": "llama-bpe", "granite": "refact", "granite-bias": "refact",
+       "seed-oss": "gpt-2", "seed-oss-bias": "gpt-2", "exaone4": "exaone4", "exaone4-full": "exaone4",
+       "glm4": "gpt-2", "glm4-tied": "gpt-2", "ernie4-5": "gpt-2", "ernie4-5-bias": "gpt-2"}
 ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama", "olmo3": "olmo2", "mixtral": "llama",
                  "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 # Divisors of frequencies are all that files have of Llama 3's scaling; which of its releases have these is looked up.
@@ -59,6 +61,8 @@ def add_rotation(writer, config):
         released = {**config, "rope_scaling": {**scaling, **LLAMA3_RELEASED}}
         scaled, plain = (reference.rope(c, dim, 1)[0] for c in (released, {**config, "rope_scaling": None}))
         writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
+    if config["model_type"] == "glm4":
+        writer.add_rope_dimension_count(int(config["partial_rotary_factor"] * config["head_dim"]))
     if config["model_type"] == "phi3":
         heads, original = config["num_attention_heads"], config["original_max_position_embeddings"]
         writer.add_rope_dimension_count(int(config["partial_rotary_factor"] * config["hidden_size"]) // heads)
@@ -83,6 +87,10 @@ def add_family(writer, kind, config):
         writer.add_logit_scale(config["logits_scaling"])
     if kind in ("gemma2", "gemma3", "phi3") or config["model_type"] == "olmo3":
         writer.add_sliding_window(config["sliding_window"] or 0)
+    if kind == "exaone4" and config["sliding_window"]:
+        writer.add_sliding_window(config["sliding_window"])
+        slides = [window is not None for window in reference.windows(config)]
+        writer.add_array("exaone4.attention.sliding_window_pattern", slides)
     experts = config.get("num_local_experts", config.get("num_experts"))
     if experts:
         writer.add_expert_count(experts)
@@ -96,8 +104,9 @@ def add_family(writer, kind, config):
 def gguf_tensors(model, kind):
     """(name, values) as the converter has them: rows in its order, the experts of a layer as one tensor."""
     config = model.config
-    # The package may be older than an architecture whose names are Llama's.
-    architecture = getattr(gguf.MODEL_ARCH, kind.upper(), gguf.MODEL_ARCH.LLAMA)
+    # The package may be older than an architecture whose names are Llama's, or OLMo 2's.
+    like = gguf.MODEL_ARCH.OLMO2 if kind == "exaone4" else gguf.MODEL_ARCH.LLAMA
+    architecture = getattr(gguf.MODEL_ARCH, kind.upper(), like)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     stacks = {}
@@ -113,6 +122,8 @@ def gguf_tensors(model, kind):
             values = values + np.float32(1)
         module, _, suffix = name.rpartition(".")
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if kind == "seed_oss":
+            target = target.replace("ffn_norm", "post_attention_norm")
         if target is None:
             layer = module.split(".")[2]
             target = f"blk.{layer}.{DENSE[module.split('.', 3)[3]]}.{suffix}"

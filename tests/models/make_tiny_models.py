@@ -439,6 +439,155 @@ MODELS = {
                    "rms_norm_eps": 1e-5, "attention_bias": True, "tie_word_embeddings": True, "sliding_window": 28,
                    "layer_types": ["full_attention", "sliding_attention", "full_attention"], "pad_token_id": 1},
     },
+    "seed-oss": {
+        "seed": 65,
+        "dtype": "BF16",
+        "shards": 2,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 112,
+                   "num_hidden_layers": 3, "rms_norm_eps": 1e-6, "rope_theta": 10000000.0},
+    },
+    "seed-oss-bias": {
+        "seed": 66,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "dense_matrix": "model.layers.1.self_attn.o_proj.weight",
+        "config": {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "hidden_size": 48,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 80,
+                   "num_hidden_layers": 2, "rms_norm_eps": 1e-5, "attention_bias": False, "attention_out_bias": True,
+                   "mlp_bias": True, "tie_word_embeddings": True,
+                   "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    },
+    "exaone4": {
+        "seed": 67,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+                   "num_hidden_layers": 5, "rope_theta": 1000000.0, "sliding_window": 24, "sliding_window_pattern": 2,
+                   "rope_scaling": LLAMA3_ROPE},
+    },
+    "exaone4-full": {
+        "seed": 68,
+        "dtype": "F16",
+        "shards": 2,
+        "tokenizer": "gpt2",
+        "dense_matrix": "model.layers.0.self_attn.o_proj.weight",
+        "config": {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "hidden_size": 48,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 80, "num_hidden_layers": 2,
+                   "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "sliding_window": None,
+                   "sliding_window_pattern": None, "layer_types": ["full_attention", "full_attention"]},
+    },
+    "glm": {
+        "seed": 69,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["GlmForCausalLM"], "model_type": "glm", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 112,
+                   "num_hidden_layers": 2, "rms_norm_eps": 1.5625e-07, "pad_token_id": 2},
+    },
+    "glm-tied": {
+        "seed": 70,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "config": {"architectures": ["GlmForCausalLM"], "model_type": "glm", "hidden_size": 48,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 80,
+                   "num_hidden_layers": 3, "attention_bias": False, "partial_rotary_factor": 0.75, "pad_token_id": 2,
+                   "tie_word_embeddings": True, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    },
+    "glm4": {
+        "seed": 71,
+        "dtype": "BF16",
+        "shards": 2,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+                   "num_hidden_layers": 3, "rms_norm_eps": 1e-05, "partial_rotary_factor": 0.5, "pad_token_id": 2,
+                   "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    },
+    "glm4-tied": {
+        "seed": 72,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "dense_matrix": "model.layers.1.self_attn.o_proj.weight",
+        "config": {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "hidden_size": 48,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 80,
+                   "num_hidden_layers": 2, "attention_bias": False, "partial_rotary_factor": 1.0, "pad_token_id": 2,
+                   "tie_word_embeddings": True},
+    },
+    "ernie4-5": {
+        "seed": 73,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 112,
+                   "num_hidden_layers": 3, "rope_theta": 500000.0, "tie_word_embeddings": True},
+    },
+    "ernie4-5-bias": {
+        "seed": 74,
+        "dtype": "F16",
+        "shards": 2,
+        "tokenizer": "gpt2",
+        "dense_matrix": "model.layers.0.mlp.down_proj.weight",
+        "config": {"architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "hidden_size": 48,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 80,
+                   "num_hidden_layers": 2, "rms_norm_eps": 1e-06, "use_bias": True, "rope_scaling": LLAMA3_ROPE},
+    },
+    "ministral": {
+        "seed": 75,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["MinistralForCausalLM"], "model_type": "ministral", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+                   "num_hidden_layers": 3, "rope_theta": 100000000.0, "sliding_window": 24,
+                   "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    },
+    "ministral-all": {
+        "seed": 76,
+        "dtype": "F16",
+        "shards": 2,
+        "tokenizer": "gpt2",
+        "dense_matrix": "model.layers.1.mlp.down_proj.weight",
+        "config": {"architectures": ["MinistralForCausalLM"], "model_type": "ministral", "hidden_size": 48,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 80, "num_hidden_layers": 2,
+                   "rms_norm_eps": 1e-6, "head_dim": 16, "sliding_window": 28, "tie_word_embeddings": True,
+                   "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    },
+    "helium": {
+        "seed": 77,
+        "dtype": "BF16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "large_rows": True,
+        "config": {"architectures": ["HeliumForCausalLM"], "model_type": "helium", "hidden_size": 64,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 112,
+                   "num_hidden_layers": 3, "rms_norm_eps": 1e-8, "rope_theta": 100000.0},
+    },
+    "helium-bias": {
+        "seed": 78,
+        "dtype": "F16",
+        "shards": 1,
+        "tokenizer": "gpt2",
+        "dense_matrix": "model.layers.0.self_attn.o_proj.weight",
+        "config": {"architectures": ["HeliumForCausalLM"], "model_type": "helium", "hidden_size": 96,
+                   "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 80,
+                   "num_hidden_layers": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+                   "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    },
     "phi4-fp8-tensor": {
         "seed": 32,
         "dtype": "BF16",
@@ -580,7 +729,7 @@ def linear_names(config):
                 shapes.update({shared + "gate_proj.weight": (wide, hidden), shared + "up_proj.weight": (wide, hidden),
                                shared + "down_proj.weight": (hidden, wide)})
             continue
-        if config["model_type"] == "phi3":
+        if config["model_type"] in ("phi3", "glm", "glm4"):
             shapes[prefix + "mlp.gate_up_proj.weight"] = (2 * inter, hidden)
         else:
             shapes[prefix + "mlp.gate_proj.weight"] = (inter, hidden)
@@ -592,8 +741,14 @@ def linear_names(config):
 
 
 def has_bias(config, tensor):
+    if config["model_type"] == "ernie4_5":
+        return config.get("use_bias", False) and "lm_head" not in tensor
     if ".self_attn." in tensor:
+        if config["model_type"] in ("glm", "glm4", "helium"):
+            return "o_proj" not in tensor and config.get("attention_bias", config["model_type"] != "helium")
         qwen2 = config["model_type"] in ("qwen2", "qwen2_moe")
+        if config["model_type"] == "seed_oss":
+            return config.get("attention_out_bias", False) if "o_proj" in tensor else config.get("attention_bias", True)
         return "o_proj" not in tensor and config.get("qkv_bias", True) if qwen2 else config.get("attention_bias", False)
     return ".mlp." in tensor and config.get("mlp_bias", False)
 
@@ -638,15 +793,17 @@ def make_weights(name):
     places = ("input", "post_attention")
     if config["model_type"] in ("gemma2", "gemma3_text"):
         places += ("pre_feedforward", "post_feedforward")
-    elif config["model_type"] in ("olmo2", "olmo3"):
+    elif config["model_type"] in ("olmo2", "olmo3", "exaone4"):
         places = ("post_attention", "post_feedforward")
+    elif config["model_type"] == "glm4":
+        places += ("post_self_attn", "post_mlp")
     norms = [f"model.layers.{i}.{n}_layernorm.weight" for i in range(layers) for n in places]
     one = 0.0 if gemma else 1.0
     spanning = config["model_type"] in ("olmo2", "olmo3", "olmoe")
     for tensor in [*norms, "model.norm.weight"]:
         # Multiples of 1/64 near 1 are exact in every dtype.
         weights[tensor] = one + np.round(random.normal(hidden) * 8.0) / 64.0
-    if config["model_type"] in ("qwen3", "gemma3_text", "qwen3_moe", "olmo2", "olmo3", "olmoe"):
+    if config["model_type"] in ("qwen3", "gemma3_text", "qwen3_moe", "olmo2", "olmo3", "olmoe", "exaone4"):
         for i in range(layers):
             for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
                 head_dim = config.get("head_dim", hidden // config["num_attention_heads"])

@@ -122,6 +122,8 @@ def round_to_bf16(values):
 def rotating(config):
     """For each layer whether its heads rotate."""
     layers = config["num_hidden_layers"]
+    if config["model_type"] == "exaone4" and config["sliding_window"]:
+        return [window is not None for window in windows(config)]
     if config["model_type"] != "smollm3":
         return [True] * layers
     interval = config["no_rope_layer_interval"]
@@ -132,7 +134,8 @@ def windows(config):
     """For each layer how many keys a token sees, itself included; None = all."""
     layers = config["num_hidden_layers"]
     # Of these families: one layer in so many sees everything, unless layer_types says which.
-    patterns = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern", 6), "olmo3": 4}
+    patterns = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern", 6), "olmo3": 4,
+                "exaone4": config.get("sliding_window_pattern", 4), "ministral": layers + 1}
     if pattern := patterns.get(config["model_type"]):
         kinds = config.get("layer_types") or ["sliding_attention" if (i + 1) % pattern else "" for i in range(layers)]
         return [config["sliding_window"] if kind == "sliding_attention" else None for kind in kinds]
@@ -159,8 +162,9 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64, context=0)
     count = len(tokens)
     weights = {name: values.astype(dtype) for name, values in weights.items()}
     gemma = config["model_type"].startswith("gemma")
-    pre_norms = config["model_type"] not in ("olmo2", "olmo3")
-    post_norms = config["model_type"] in ("gemma2", "gemma3_text", "olmo2", "olmo3")
+    pre_norms = config["model_type"] not in ("olmo2", "olmo3", "exaone4")
+    post_norms = config["model_type"] in ("gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4", "glm4")
+    glm = config["model_type"].startswith("glm")
     cap, logit_cap = config.get("attn_logit_softcapping"), config.get("final_logit_softcapping")
 
     def linear(x, name):
@@ -188,7 +192,7 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64, context=0)
             return 0.5 * x * (1 + np.tanh(float(np.sqrt(2 / np.pi)) * (x + 0.044715 * x**3)))
         return x / (1 + np.exp(-x))
 
-    half = int(head_dim * config.get("partial_rotary_factor", 1.0)) // 2
+    half = int(head_dim * config.get("partial_rotary_factor", 0.5 if glm else 1.0)) // 2
 
     def gated(x, names):
         gate, up, down = (name.removesuffix(".weight") for name in names)
@@ -216,7 +220,9 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64, context=0)
             out += gate * gated(x, [f"{block}.shared_expert.{part}_proj" for part in ("gate", "up", "down")])
         return out
 
-    def rotate(x, window):  # [tokens, heads, head_dim]; the two halves of what rotates are the pairs' parts
+    def rotate(x, window):
+        """[tokens, heads, head_dim]. The two halves of what rotates are the pairs' parts, or neighbours are; these
+        become halves, as the order of a head's features is the same in queries and keys."""
         local = window and "rope_local_base_freq" in config
         own = {"rope_theta": config["rope_local_base_freq"]} if local else config
         if window and config["model_type"] == "olmo3":
@@ -225,6 +231,8 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64, context=0)
         angles = np.arange(count)[:, None, None] * frequencies
         cos, sin = (factor * np.cos(angles)).astype(dtype), (factor * np.sin(angles)).astype(dtype)
         a, b = x[..., :half], x[..., half : 2 * half]
+        if glm or config["model_type"] in ("ernie4_5", "helium"):
+            a, b = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], axis=-1)
 
     def split(x, name, *parts):
@@ -261,8 +269,9 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64, context=0)
             scores = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[:, head] = scores / scores.sum(axis=1, keepdims=True) @ v[:, kv]
         attended = linear(out.reshape(count, -1), prefix + "self_attn.o_proj")
-        x = x + added * post_norm(attended, prefix + "post_attention_layernorm.weight")
-        h = pre_norm(x, prefix + ("pre_feedforward_layernorm.weight" if post_norms else "post_attention_layernorm.weight"))
+        x = x + added * post_norm(attended, prefix + f"post_{'self_attn' if glm else 'attention'}_layernorm.weight")
+        before = "pre_feedforward" if post_norms and not glm else "post_attention"
+        h = pre_norm(x, prefix + before + "_layernorm.weight")
         if make_tiny_models.has_experts(config, layer):
             x = x + experts(h, layer)
             continue
@@ -270,7 +279,8 @@ def logits(config, weights, tokens, bf16_inputs=(), dtype=np.float64, context=0)
             gate, up = split(h, prefix + "mlp.gate_up_proj", *[config["intermediate_size"]] * 2)
         else:
             gate, up = linear(h, prefix + "mlp.gate_proj"), linear(h, prefix + "mlp.up_proj")
-        x = x + added * post_norm(linear(activation(gate) * up, prefix + "mlp.down_proj"), prefix + "post_feedforward_layernorm.weight")
+        fed = linear(activation(gate) * up, prefix + "mlp.down_proj")
+        x = x + added * post_norm(fed, prefix + f"post_{'mlp' if glm else 'feedforward'}_layernorm.weight")
     head_name = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     result = norm(x, "model.norm.weight") @ weights[head_name].T / config.get("logits_scaling", 1.0)
     return logit_cap * np.tanh(result / logit_cap) if logit_cap else result

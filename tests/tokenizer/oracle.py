@@ -196,6 +196,7 @@ def main():
                  "llama3": lambda: pipelines.gguf_parts_of_byte_level(theirs, "llama-bpe", bos=0),
                  "qwen2": lambda: pipelines.gguf_parts_of_byte_level(theirs, "qwen2"),
                  "cl100k": lambda: pipelines.gguf_parts_of_byte_level(theirs, "dbrx"),
+                 "seed": lambda: pipelines.gguf_parts_of_byte_level(theirs, "seed-coder"),
                  "unnamed": lambda: pipelines.gguf_parts_of_byte_level(theirs, ""),
                  "granite": lambda: pipelines.gguf_parts_of_byte_level(theirs, "refact"),
                  "tekken": lambda: pipelines.gguf_parts_of_byte_level(theirs, "tekken", bos=1),

@@ -124,6 +124,14 @@ def cl100k():
     return byte_level(pre, special=["<|endoftext|>", "<|im_start|>", "<|im_sep|>", "<|im_end|>"])
 
 
+def seed():
+    """Seed-OSS's: Qwen's, but that signs do not take the line ends behind them along; and no NFC."""
+    tail = r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+    split = pre_tokenizers.Split(Regex(CL100K_HEAD + r"\p{N}{1}" + tail), "isolated", invert=False)
+    pre = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return byte_level(pre, special=["<seed:bos>", "<seed:pad>", "<seed:eos>", "<seed:think>"])
+
+
 def unnamed():
     """llama.cpp's "default", of files that name no pre-tokenizer: GPT-2's between three others."""
     gpt2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -310,7 +318,7 @@ def whitespace():
     return byte_level(pre, normalizer=normalizers.NFKC(), special=["<s>"])
 
 
-ALL = [gpt2, gpt2_prefix, llama3, llama3_odd_merges, deepseek_distill, qwen2, tekken, cl100k, phi4_mini, olmo,
+ALL = [gpt2, gpt2_prefix, llama3, llama3_odd_merges, deepseek_distill, qwen2, tekken, cl100k, seed, phi4_mini, olmo,
        digits_byte_level, unnamed, granite, smollm2, llama2, llama2_crossing, phi3, mistral, gemma, metaspace_unknown,
        splits, whitespace]
 

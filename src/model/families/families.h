@@ -12,6 +12,7 @@ namespace nfp {
 // What transformers takes for fields that a family's config.json leaves out. A null there is not left out.
 struct FamilyDefaults {
   bool tied_embeddings = false;
+  bool attention_bias = false;
   int32_t heads = 0;     // 0 = must be given
   int32_t vocab = 0;     // likewise
   int32_t kv_heads = 0;  // 0 = as many as query heads
@@ -19,9 +20,10 @@ struct FamilyDefaults {
   int32_t max_context = 2048;
   int32_t original_context = 0;  // original_max_position_embeddings, also where only rope_scaling has it; 0 = none
   int32_t sliding_window = 0;    // 0 = none
-  bool partial_rotary = false;   // partial_rotary_factor says how much of a head rotates
-  bool local_rope = false;       // layers with a window have a rotary base of their own
-  bool has_su_scaling = false;   // LongRoPE also by its first name, "su"
+  int32_t sliding_window_pattern = 0;  // 0 = not read
+  float partial_rotary = 0;            // partial_rotary_factor, how much of a head rotates; 0 = all, always
+  bool local_rope = false;             // layers with a window have a rotary base of their own
+  bool has_su_scaling = false;         // LongRoPE also by its first name, "su"
   float norm_eps = 1e-6f;
   float rope_theta = 10000.0f;
   std::string_view activation = "silu";
@@ -38,13 +40,15 @@ struct FamilyDefaults {
 // Optional fields of config.json whose meaning is a family's own.
 struct FamilyFields {
   bool attention_bias = false;
+  bool attention_out_bias = false;  // of o_proj, where attention_bias is not
   bool mlp_bias = false;
+  bool use_bias = false;  // of all linear layers but the head
   bool use_sliding_window = false;
-  int32_t sliding_window = 0;      // 0 = none
-  int32_t max_window_layers = 28;  // layers from this one on have the window, unless layer_types says which
-  std::vector<bool> layer_slides;  // layer_types: one entry a layer, or none at all
-  int32_t sliding_window_pattern = 6;
-  float local_rope_theta = 0;  // rope_local_base_freq, or rope_parameters' sliding_attention; 0 = not given
+  int32_t sliding_window = 0;          // 0 = none
+  int32_t max_window_layers = 28;      // layers from this one on have the window, unless layer_types says which
+  std::vector<bool> layer_slides;      // layer_types: one entry a layer, or none at all
+  int32_t sliding_window_pattern = 0;  // read where layer_types does not say which layers have the window
+  float local_rope_theta = 0;          // rope_local_base_freq, or rope_parameters' sliding_attention; 0 = not given
   float query_scalar = 0;
   float attention_cap = 0;
   float logit_cap = 0;
@@ -74,8 +78,12 @@ struct FamilyRules {
 
 extern const FamilyRules kLlamaRules, kMistralRules, kQwen2Rules, kQwen3Rules, kSmolLm3Rules, kPhi3Rules, kGemmaRules,
     kGemma2Rules, kGemma3Rules, kGraniteRules, kMixtralRules, kQwen2MoeRules, kQwen3MoeRules, kOlmo2Rules, kOlmo3Rules,
-    kOlmoeRules;
+    kOlmoeRules, kSeedOssRules, kExaone4Rules, kGlmRules, kGlm4Rules, kErnie4_5Rules, kMinistralRules, kHeliumRules;
 
 const FamilyRules& rules_of(FamilyId family);
+
+// Gives sliding_window to the layers that layer_types names; where it is left out, to all but each `pattern`-th layer
+// (0: to all, 1: to none).
+Status set_windows(const FamilyFields& fields, int32_t pattern, ModelConfig& config);
 
 }  // namespace nfp

@@ -21,16 +21,7 @@ Status configure_sliding(const FamilyFields& fields, ModelConfig& config, int32_
   config.attention_scale = 1.0f / std::sqrt(fields.query_scalar);
   config.attention_cap = fields.attention_cap;
   config.logit_cap = fields.logit_cap;
-  for (size_t i = 0; i < config.windows.size(); ++i) {
-    // One in `pattern` layers sees everything.
-    const bool slides =
-        fields.layer_slides.empty() ? (static_cast<int32_t>(i) + 1) % pattern != 0 : fields.layer_slides[i];
-    if (slides && fields.sliding_window == 0) {
-      return error(ErrorCode::kInvalidInput, "field 'sliding_window' is null, but layer {} slides", i);
-    }
-    config.windows[i] = slides ? fields.sliding_window : 0;
-  }
-  return ok_status();
+  return set_windows(fields, pattern, config);
 }
 
 Status configure_gemma2(const FamilyFields& fields, ModelConfig& config) {
@@ -68,6 +59,7 @@ const FamilyRules kGemma3Rules = {{.tied_embeddings = true,
                                    .head_dim = 256,
                                    .max_context = 131072,
                                    .sliding_window = 4096,
+                                   .sliding_window_pattern = 6,
                                    .local_rope = true,
                                    .rope_theta = 1000000.0f,
                                    .activation = "gelu_pytorch_tanh",

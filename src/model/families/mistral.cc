@@ -1,4 +1,4 @@
-// Llama with a window on every layer.
+// Llama with a window on every layer; Ministral's is on some.
 #include "model/families/families.h"
 
 namespace nfp {
@@ -9,8 +9,15 @@ Status configure_mistral(const FamilyFields& fields, ModelConfig& config) {
   return ok_status();
 }
 
+Status configure_ministral(const FamilyFields& fields, ModelConfig& config) {
+  return set_windows(fields, fields.sliding_window > 0 ? 0 : 1, config);
+}
+
+constexpr FamilyDefaults kMistralDefaults = {.kv_heads = 8, .max_context = 131072, .sliding_window = 4096};
+
 }  // namespace
 
-const FamilyRules kMistralRules = {{.kv_heads = 8, .max_context = 131072, .sliding_window = 4096}, configure_mistral};
+const FamilyRules kMistralRules = {kMistralDefaults, configure_mistral};
+const FamilyRules kMinistralRules = {kMistralDefaults, configure_ministral};
 
 }  // namespace nfp

@@ -14,15 +14,8 @@ Status configure_olmo2(const FamilyFields& fields, ModelConfig& config) {
 
 Status configure_olmo3(const FamilyFields& fields, ModelConfig& config) {
   NFP_RETURN_IF_ERROR(configure_olmo2(fields, config));
-  for (size_t i = 0; i < config.windows.size(); ++i) {
-    const bool slides = fields.layer_slides.empty() ? (i + 1) % 4 != 0 : fields.layer_slides[i];
-    if (slides && fields.sliding_window == 0) {
-      return error(ErrorCode::kInvalidInput, "field 'sliding_window' is null, but layer {} slides", i);
-    }
-    config.windows[i] = slides ? fields.sliding_window : 0;
-  }
   config.local_rope_theta = fields.local_rope_theta > 0 ? fields.local_rope_theta : config.rope.theta;
-  return ok_status();
+  return set_windows(fields, 4, config);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ Status configure_phi3(const FamilyFields& fields, ModelConfig& config) {
 }  // namespace
 
 const FamilyRules kPhi3Rules = {
-    {.max_context = 4096, .original_context = 4096, .partial_rotary = true, .has_su_scaling = true, .norm_eps = 1e-5f},
+    {.max_context = 4096, .original_context = 4096, .partial_rotary = 1.0f, .has_su_scaling = true, .norm_eps = 1e-5f},
     configure_phi3};
 
 }  // namespace nfp

@@ -1,12 +1,17 @@
 #include "model/layers/attention.h"
 
+#include <cassert>
+
 namespace nfp {
 
 Status Attention::load(WeightLoader& weights, const ModelConfig& config, int32_t layer) {
   const Family& family = *config.family;
   const int64_t q = config.query_features(), kv = config.kv_features();
+  NeighbourPairs pairs;
+  if (config.rotates_neighbours) pairs = {q + kv, config.head_dim, config.rope.dim};
+  assert(!(config.rotates_neighbours && config.qk_norm));  // whose weights would need that order too
   NFP_ASSIGN_OR_RETURN(qkv, weights.linear(GemmType::kQkv, layer, family.names(GemmType::kQkv, layer), q + 2 * kv,
-                                           config.hidden, config.qkv_bias));
+                                           config.hidden, config.qkv_bias, RowOrder::kConcat, pairs));
   if (config.qk_norm) {
     const auto load_norm = [&](Buffer& norm, TensorRole role, int64_t all_heads) -> Status {
       const int64_t size = config.norm_spans_heads ? all_heads : config.head_dim;

@@ -361,6 +361,11 @@ def test_anthropic_errors_and_keys(claude, launch):
                        ({"thinking": {"type": "loud"}}, "thinking")):
         with pytest.raises(anthropic.BadRequestError, match=field.replace("[", r"\[")):
             claude.messages.create(**{"model": "fake", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}], **bad})
+    # What its clients look for, to make a conversation shorter or ask for less.
+    for words, most, text in (("prompt is too long: 4[0-9]{3} tokens > 4095 maximum", 5, "x" * 4500), ("prompt is too long: .* bytes", 5, "x" * 2_000_000),
+                              (r"input length and `max_tokens` exceed context limit: \d+ \+ 4096 > 4096", 4096, "x")):
+        with pytest.raises(anthropic.BadRequestError, match=words):
+            claude.messages.create(model="fake", max_tokens=most, messages=[{"role": "user", "content": text}])
     locked = launch("--api-key", "right")
     with pytest.raises(anthropic.AuthenticationError):
         anthropic.Anthropic(base_url=locked.url, api_key="wrong", max_retries=0).messages.count_tokens(model="fake", messages=[{"role": "user", "content": "x"}])

@@ -592,7 +592,10 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
   out->best_of = out->n;
   if (out->grammar.kind != GrammarSpec::Kind::kNone &&
       (out->tool_choice == ToolChoice::kRequired || out->tool_choice == ToolChoice::kNamed)) {
-    return bad_request("tool_choice", "a forced tool call and another constraint on the output exclude each other");
+    if (!out->grammar.param.starts_with("response_format")) {
+      return bad_request("tool_choice", "a forced tool call and another constraint on the output exclude each other");
+    }
+    out->grammar = {};  // it shapes the answer's text, and a forced call has none
   }
 
   bool store = false;

@@ -217,6 +217,12 @@ TEST(GenerationRequest, ToolChoice) {
   EXPECT_TRUE(chat_with(R"("tool_choice":"auto")").error);
   EXPECT_TRUE(chat_with(R"("tools":[{"type":"function"}])").error);
   EXPECT_TRUE(chat_with(tools + R"(,"tool_choice":"required","guided_regex":"a")").error);
+  // The form of an answer in text, which a forced call leaves no room for.
+  for (const std::string choice : {R"("required")", R"({"type":"function","function":{"name":"f"}})"}) {
+    const auto forced = chat_with(tools + R"(,"response_format":{"type":"json_object"},"tool_choice":)" + choice);
+    EXPECT_FALSE(forced.error);
+    EXPECT_EQ(forced.request.grammar.kind, GrammarSpec::Kind::kNone);
+  }
 }
 
 TEST(GenerationRequest, AllowedTools) {

@@ -878,6 +878,13 @@ class Chat(Scratch):
             self.assertIn("(conversation forgotten)", out)
             self.assertIn("unknown command /bogus", out)
 
+    def test_text_that_is_not_utf8(self):
+        done = subprocess.run([PROGRAM, "chat", F16_MODEL, "-n", "2"], input=b"gr\xfc\xdfe\nhello\n", capture_output=True, timeout=60)
+        self.assertEqual(done.stderr, b"nestedfp: error: the line is not UTF-8, and was left out\n")
+        self.assertEqual(done.returncode, 1)
+        self.assertNotEqual(done.stdout, b"")  # the next one is answered
+        self.assertIn("--system is not UTF-8", failure("chat", "/nowhere", "--system", b"\xff", code=2))
+
     def test_a_line_without_end(self):
         with open("/dev/zero", "rb") as zero:
             done = subprocess.run([PROGRAM, "chat", F16_MODEL], stdin=zero, capture_output=True, text=True, timeout=60)

@@ -246,7 +246,8 @@ class Generate(Scratch):
 
     def test_an_answer_that_cannot_be_written_is_told(self):
         for redirect in [">&-"] + [">/dev/full"] * os.path.exists("/dev/full"):
-            for words in (["generate", F16_MODEL, "-p", "x", "-n", "2"], ["generate", "--help"], ["--version"]):
+            for words in (["generate", F16_MODEL, "-p", "x", "-n", "2"], ["generate", "--help"], ["--version"],
+                          ["completion", "bash"]):  # more than a buffer of what is printed
                 done = subprocess.run(["sh", "-c", f'"$0" "$@" {redirect}', PROGRAM, *words], stderr=subprocess.PIPE,
                                       text=True, timeout=60)
                 self.assertEqual(done.returncode, 1, (redirect, words))

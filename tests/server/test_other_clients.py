@@ -85,6 +85,26 @@ def test_response_calls_tools(client, stream):
     assert by_id.usage.input_tokens == whole.usage.input_tokens
 
 
+def test_calls_that_were_cut_off_come_back(client, launch):
+    """As agents send them, with what came of them."""
+    r = client.responses.create(model="fake", input="SAY:" + CALL, tools=[TOOL], max_output_tokens=60)
+    cut = r.output[0]
+    assert r.status == "incomplete" and cut.type == "function_call" and cut.arguments.startswith('{"city') and not cut.arguments.endswith("}")
+    result = {"type": "function_call_output", "call_id": cut.call_id, "output": "SAY:no JSON"}
+    more = [{"role": "user", "content": "x"}, cut.model_dump(exclude_none=True), result]
+    again = client.responses.with_raw_response.create(model="fake", tools=[TOOL], input=more)
+    assert again.parse().output_text == "no JSON" and again.headers["X-NestedFP-Ignored"] == "input[1].arguments"
+    strict = openai.OpenAI(base_url=launch("--strict-requests").url + "/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.BadRequestError, match=r"input\[1\].arguments"):
+        strict.responses.create(model="fake", tools=[TOOL], input=more)
+    chat = {"model": "fake", "max_tokens": 60, "tools": [{"type": "function", "function": {k: v for k, v in TOOL.items() if k != "type"}}]}
+    message = client.chat.completions.create(messages=[{"role": "user", "content": "SAY:" + CALL}], **chat).choices[0].message
+    again = client.chat.completions.with_raw_response.create(**chat, messages=[
+        {"role": "user", "content": "x"}, message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "SAY:no JSON"}])
+    assert again.parse().choices[0].message.content == "no JSON"
+    assert again.headers["X-NestedFP-Ignored"] == "messages[1].tool_calls[0].function.arguments"
+
+
 def test_conversations_are_kept_and_bounded(client, fake, launch):
     def turns(c, text, previous=None, **more):
         return c.responses.create(model="fake", input=text, previous_response_id=previous, **more)

@@ -176,6 +176,8 @@ struct Unknown {
   const RequestLimits& limits;
   std::vector<std::string>* ignored;
   MaybeError check(const Json& object, const std::string& where, std::initializer_list<const char*> known) const;
+  // The same of a known member whose value is of no use: it is told, or an error that says why.
+  MaybeError leave_out(std::string where, std::string why) const;
 };
 
 }  // namespace nfp::server

@@ -205,6 +205,22 @@ TEST(GenerationRequest, NormalizesMessages) {
   }
 }
 
+TEST(GenerationRequest, ArgumentsThatWereCutOffAreNoneAndTold) {
+  const auto with = [](const std::string& arguments) {
+    Parsed p;
+    p.error = parse_chat(*parse_json(R"({"messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f",)"
+                                     R"("arguments":)" +
+                                     arguments + "}}]}]}"),
+                         RequestLimits{}, &p.request);
+    return p;
+  };
+  const Parsed cut = with(R"("{\"x\": \"lon")");
+  ASSERT_FALSE(cut.error) << cut.error->message;
+  EXPECT_EQ(cut.request.messages[0]["tool_calls"][0]["function"]["arguments"], Json::object());
+  EXPECT_EQ(cut.request.ignored, (std::vector<std::string>{"messages[0].tool_calls[0].function.arguments"}));
+  for (const char* other : {R"("[1]")", "[1]", "5"}) EXPECT_TRUE(with(other).error) << other;
+}
+
 TEST(GenerationRequest, ToolChoice) {
   const std::string tools = R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}])";
   EXPECT_EQ(chat_with(tools).request.tool_choice, ToolChoice::kAuto);

@@ -111,6 +111,15 @@ class Generate(Scratch):
         self.assertEqual(kinds, ["fp16"] * 3 + ["fp8"] * 3 + ["fp16"] * 3 + ["fp8"] * 3)
         out, _ = run("generate", F16_MODEL, "-p", "a b", "-n", "6", "--ignore-eos", "--switch-every", "2")
         self.assertEqual([out.count("[fp16]"), out.count("[fp8]")], [2, 1])
+        for none, colours in (("", 2), ("1", 0)):  # where FP8 begins, on a terminal
+            ours, theirs = pty.openpty()
+            process = subprocess.Popen([PROGRAM, "generate", F16_MODEL, "-p", "a b", "-n", "8", "--ignore-eos", "--switch-every", "2"],
+                                       stdout=theirs, stderr=subprocess.DEVNULL, env={**os.environ, "NO_COLOR": none})
+            self.assertEqual(process.wait(60), 0)
+            os.close(theirs)
+            said = os.read(ours, 65536)
+            os.close(ours)
+            self.assertEqual((said.count(b"[fp8]"), said.count(b"\033[33m")), (2, colours))
 
     def test_ctrl_c_ends_it_with_what_there_is(self):
         # A pipe of one page that is nearly full holds the program where it is until the signal has been sent.

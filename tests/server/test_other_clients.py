@@ -292,6 +292,36 @@ def test_agents(fake, streamed):
     assert asyncio.run(go()) == "It is sunny in Paris." and asked == ["Paris"]
 
 
+@pytest.mark.parametrize("api", ["responses", "chat"])
+def test_agents_with_tools_whose_answer_has_a_schema(fake, client, api):
+    """A call is no answer, and does not follow the answer's schema."""
+    if importlib.util.find_spec("agents") is None:
+        pytest.skip("openai-agents is not installed")
+    if not client.models.list().data[0].model_extra["grammars"]:
+        pytest.skip("built without xgrammar (scripts/build-xgrammar)")
+    import asyncio
+
+    import agents
+    from pydantic import BaseModel
+    agents.set_tracing_disabled(True)
+    asked = []
+
+    class Report(BaseModel):
+        sky: str
+
+    @agents.function_tool
+    def weather(city: str) -> str:
+        """Weather of a city."""
+        asked.append(city)
+        return 'SAY:{"sky": "blue"}'
+
+    connection = openai.AsyncOpenAI(base_url=fake.url + "/v1", api_key="none")
+    kind = agents.OpenAIResponsesModel if api == "responses" else agents.OpenAIChatCompletionsModel
+    agent = agents.Agent(name="helper", tools=[weather], output_type=Report, model=kind("fake", connection))
+    result = asyncio.run(agents.Runner.run(agent, "SAY:" + CALL))
+    assert asked == ["Paris"] and result.final_output == Report(sky="blue")
+
+
 # --- Anthropic's Messages API
 
 CLAUDE_TOOL = {"name": "weather", "description": "Weather of a city", "input_schema": TOOL["parameters"]}

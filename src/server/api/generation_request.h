@@ -99,6 +99,7 @@ struct GenerationRequest {
   std::optional<double> slo_ttft_ms, slo_itl_ms;
   int priority = 0;
   GrammarSpec grammar;
+  bool call_or_grammar = false;  // a call may take the place of what follows the grammar
   std::string user;
   std::string cache_salt;  // cached prefixes are shared only among requests of the same
   int key = 0;             // which API key sent it; 0 = there are none

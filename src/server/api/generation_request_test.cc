@@ -239,6 +239,11 @@ TEST(GenerationRequest, ToolChoice) {
     EXPECT_FALSE(forced.error);
     EXPECT_EQ(forced.request.grammar.kind, GrammarSpec::Kind::kNone);
   }
+  // Where the model may choose, a call takes the place of such an answer, and of no other grammar's.
+  EXPECT_TRUE(chat_with(tools + R"(,"response_format":{"type":"json_object"})").request.call_or_grammar);
+  EXPECT_FALSE(chat_with(tools + R"(,"guided_regex":"a")").request.call_or_grammar);
+  EXPECT_FALSE(
+      chat_with(tools + R"(,"tool_choice":"none","response_format":{"type":"json_object"})").request.call_or_grammar);
 }
 
 TEST(GenerationRequest, AllowedTools) {

@@ -332,6 +332,10 @@ MaybeError Generation::submit_all() {
     request.cache_scope = scope;
     if (prepared_.constraint) {
       request.constraint = prepared_.constraint->instantiate();
+      if (request_.call_or_grammar) {
+        request.constraint =
+            or_call(std::move(request.constraint), opening_mark(state_->tool_format), state_->model.tokenizer());
+      }
       if (sampling.min_tokens > 0) {
         std::vector<int32_t> ends = state_->model.end_ids();
         ends.insert(ends.end(), sampling.stop_token_ids.begin(), sampling.stop_token_ids.end());

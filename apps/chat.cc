@@ -10,6 +10,7 @@
 #include "interrupt.h"
 #include "line_reader.h"
 #include "runtime/chat_session.h"
+#include "text/utf8.h"
 #include "verbs.h"
 
 namespace nfp {
@@ -75,6 +76,7 @@ bool command(const std::string& line, ChatSession& session, Engine& engine, cons
 
 Status run(const ChatFlags& flags) {
   NFP_RETURN_IF_ERROR(flags.sampling.check());
+  if (!text::is_utf8(flags.system)) return error(ErrorCode::kUsage, "--system is not UTF-8");
   const Precision precision = flags.model.precision_value();
   const Precision fp8 = is_exact(precision) ? Precision::kFp8 : precision;
   NFP_ASSIGN_OR_RETURN(auto policy, parse_policy(flags.model.precision, fp8));
@@ -102,6 +104,15 @@ Status run(const ChatFlags& flags) {
       if (!command(*line, session, *engine.engine, *loaded, fp8, last)) break;
       continue;
     }
+    // A script has the exit status alone.
+    const auto fail = [&](ErrorCode code) {
+      if (!terminal && failed.ok()) failed = Error{code, ""};
+    };
+    if (!text::is_utf8(*line)) {
+      log::say("nestedfp: error: the line is not UTF-8, and was left out\n");
+      fail(ErrorCode::kInvalidInput);
+      continue;
+    }
     const InterruptScope interrupt;
     auto answer = session.say(
         *line, sampling,
@@ -114,7 +125,7 @@ Status run(const ChatFlags& flags) {
     if (!answer.ok()) {
       log::say("nestedfp: error: {}\n", naming_flags(answer.error()).message);
       if (answer.error().code == ErrorCode::kInvalidInput) log::say("(/reset starts a new conversation)\n");
-      if (!terminal && failed.ok()) failed = Error{answer.error().code, ""};  // a script has the exit status alone
+      fail(answer.error().code);
       continue;
     }
     if (answer->finish == FinishReason::kCancelled) fmt::print("(stopped)\n");

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <random>
 
@@ -40,11 +41,17 @@ Result<std::string> read_prompt(const GenerateFlags& flags) {
   return read_text(STDIN_FILENO, "standard input");
 }
 
+// no-color.org's word.
+bool colour_wanted() {
+  const char* const none = std::getenv("NO_COLOR");
+  return ::isatty(STDOUT_FILENO) != 0 && (none == nullptr || *none == '\0');
+}
+
 // Prints pieces as they come. With --switch-every, text computed in FP8 is marked: coloured on a terminal, and "[fp8]"
 // / "[fp16]" where the precision changes.
 class Printer {
  public:
-  explicit Printer(bool mark) : mark_(mark), colour_(mark && ::isatty(STDOUT_FILENO) != 0) {}
+  explicit Printer(bool mark) : mark_(mark), colour_(mark && colour_wanted()) {}
   void operator()(const RequestOutput& output) {
     if (mark_ && !output.tokens.empty() && output.tokens.front().precision != last_) {
       last_ = output.tokens.front().precision;

@@ -101,6 +101,7 @@ int main(int argc, char** argv) {
     nfp::log::say("nestedfp: error: there is not enough memory; use a smaller model, context or batch\n");
     return 1;
   } catch (const std::exception& failed) {
+    if (std::ferror(stdout) != 0) return finish(status);  // what printed to it found that out
     // None should come this far but those of threads; on its way temporary files were removed.
     const auto* const refused = dynamic_cast<const std::system_error*>(&failed);
     const bool no_thread = refused != nullptr && refused->code() == std::errc::resource_unavailable_try_again;

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import operator
 import os
 import threading
@@ -25,6 +26,7 @@ from ._library import NestedFPError
 Prompt = str | Sequence[int] | dict[str, Any]
 
 _FORBIDDEN = -3e38  # a bias that no logit makes up for
+_MAX_ANSWERS = 16384  # to a prompt; vLLM's, too
 
 # Of vLLM's chat(), and here no keywords of the template: values with which they change nothing.
 _CHAT_OF_VLLM = {"lora_request": None, "chat_template": None, "chat_template_content_format": "auto",
@@ -67,8 +69,8 @@ class SamplingParams:
         if self.structured_outputs is not None:
             raise NestedFPError(USAGE, "structured_outputs: nestedfp.LLM has no grammars; nestedfp serve has them "
                                        "(response_format, docs/serving.md)")
-        if not _is_token_id(self.n) or isinstance(self.n, bool) or self.n < 1:
-            raise NestedFPError(USAGE, f"n must be a whole number from 1, not {self.n!r}")
+        if not _is_token_id(self.n) or isinstance(self.n, bool) or not 1 <= self.n <= _MAX_ANSWERS:
+            raise NestedFPError(USAGE, f"n must be a whole number from 1 to {_MAX_ANSWERS}, not {self.n!r}")
         if self.n > 1 and self.temperature == 0:
             raise NestedFPError(USAGE, f"n must be 1 where temperature is 0, not {self.n}: all answers would be one")
         if not isinstance(self.detokenize, bool):
@@ -219,7 +221,9 @@ def _conversations(messages: Any) -> list[list[dict[str, Any]]]:
 
 
 def _text(content: Any) -> Any:
-    """Of a message whose content is a list of parts: one text, as the server and vLLM make it for templates."""
+    """Of a message's content, which may be a list of parts, or None where the message has calls: one text."""
+    if content is None:
+        return ""
     if not isinstance(content, (list, tuple)):
         return content
     texts = []
@@ -231,6 +235,30 @@ def _text(content: Any) -> Any:
                             f"{str(part)[:100]!r}")
         texts.append(text)
     return "\n".join(texts)
+
+
+def _call(call: Any) -> dict[str, Any]:
+    """Of a message: its arguments, which OpenAI's clients have as text, as the object that templates print."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise TypeError(f"tool_calls are a list of dicts with 'function', a dict, not {str(call)[:100]!r}")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            pass
+    if not isinstance(arguments, dict):
+        raise TypeError(f"a call's arguments are a dict, or the JSON of an object, not {str(arguments)[:100]!r}")
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """As the server and vLLM make it for templates."""
+    made = {**message, "content": _text(message.get("content"))}
+    if calls := made.pop("tool_calls", None):
+        made["tool_calls"] = [_call(call) for call in calls]
+    return made
 
 
 class LLM:
@@ -437,9 +465,8 @@ class LLM:
             raise TypeError(f"tools are a list of dicts, not {str(tools)[:100]!r}")
         prompts = []
         for conversation in _conversations(messages):
-            texts = [{**message, "content": _text(message["content"])} if "content" in message else message
-                     for message in conversation]
-            fields = {**template, **(chat_template_kwargs or {}), "messages": texts}
+            made = [_message(message) for message in conversation]
+            fields = {**template, **(chat_template_kwargs or {}), "messages": made}
             if tools:
                 fields["tools"] = list(tools)
             prompts.append(self._engine.apply_chat_template(**fields))

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "base/cpu_topology.h"
@@ -64,6 +65,12 @@ Result<uint64_t> settings_key(const ModelSource& source, const CalibrationOption
   if (options.text == kSelfText) {
     settings += fmt::format(" self {}", options.seed);
   } else {
+    std::error_code code;
+    const auto kind = std::filesystem::status(options.text, code).type();
+    if (kind == std::filesystem::file_type::fifo || kind == std::filesystem::file_type::character) {
+      return error(ErrorCode::kUsage, "{}: is a pipe or a device; --calibrate takes a text file, which is read twice",
+                   options.text);
+    }
     const auto text = read_text_file(options.text);
     if (!text.ok()) {
       return error(text.error().code, "{}; --calibrate is self, none or a text file", text.error().message);

@@ -25,6 +25,7 @@ constexpr std::pair<const char*, const char*> kEnvironment[] = {
      "The user's cache, ~/.cache by default: calibrations and step times are kept in its folder nestedfp, models in "
      "huggingface."},
     {"TMPDIR", "Where evaluate keeps FP16's distributions while it runs, unless --scratch names a folder; else /tmp."},
+    {"NO_COLOR", "Set and not empty: generate --switch-every marks precisions without colours."},
     {"HOME", "The user's folder."},
 };
 

@@ -81,6 +81,9 @@ class FlagValues(unittest.TestCase):
             said = failure("generate", F16_MODEL, "-p", "a", "--calibrate", value)
             self.assertIn(f"{value}: ", said)
             self.assertIn("--calibrate is self, none or a text file", said)
+        # Its text would be gone after the first time that it is read.
+        said = failure("generate", F16_MODEL, "-p", "a", "--calibrate", "/dev/stdin", stdin="some text " * 1000, code=2)
+        self.assertIn("/dev/stdin: is a pipe or a device", said)
 
     def test_contexts_beyond_the_models_name_the_flag(self):
         with open(os.path.join(F16_MODEL, "config.json")) as file:

@@ -94,7 +94,7 @@ class Start(Scratch):
         with open(self.path("wrong.jinja"), "w", encoding="utf-8") as file:
             file.write("{% if %}")
         for flags, code, told in ((["--chat-template", "nowhere"], 2, "--chat-template nowhere: is no file"),
-                                  (["--chat-template", self.path("wrong.jinja")], 1, "syntax error"),
+                                  (["--chat-template", self.path("wrong.jinja")], 1, f"'{self.path('wrong.jinja')}' line 1: syntax error"),
                                   (["--generation-config", "/nowhere"], 2, "--generation-config /nowhere")):
             _, said = run("serve", F16_MODEL, "--port", "0", "--device", "cpu", *flags, code=code, timeout=60)
             self.assertIn(told, said)

@@ -111,6 +111,15 @@ class Generate(Scratch):
         self.assertEqual(kinds, ["fp16"] * 3 + ["fp8"] * 3 + ["fp16"] * 3 + ["fp8"] * 3)
         out, _ = run("generate", F16_MODEL, "-p", "a b", "-n", "6", "--ignore-eos", "--switch-every", "2")
         self.assertEqual([out.count("[fp16]"), out.count("[fp8]")], [2, 1])
+        for none, colours in (("", 2), ("1", 0)):  # where FP8 begins, on a terminal
+            ours, theirs = pty.openpty()
+            process = subprocess.Popen([PROGRAM, "generate", F16_MODEL, "-p", "a b", "-n", "8", "--ignore-eos", "--switch-every", "2"],
+                                       stdout=theirs, stderr=subprocess.DEVNULL, env={**os.environ, "NO_COLOR": none})
+            self.assertEqual(process.wait(60), 0)
+            os.close(theirs)
+            said = os.read(ours, 65536)
+            os.close(ours)
+            self.assertEqual((said.count(b"[fp8]"), said.count(b"\033[33m")), (2, colours))
 
     def test_ctrl_c_ends_it_with_what_there_is(self):
         # A pipe of one page that is nearly full holds the program where it is until the signal has been sent.
@@ -246,7 +255,8 @@ class Generate(Scratch):
 
     def test_an_answer_that_cannot_be_written_is_told(self):
         for redirect in [">&-"] + [">/dev/full"] * os.path.exists("/dev/full"):
-            for words in (["generate", F16_MODEL, "-p", "x", "-n", "2"], ["generate", "--help"], ["--version"]):
+            for words in (["generate", F16_MODEL, "-p", "x", "-n", "2"], ["generate", "--help"], ["--version"],
+                          ["completion", "bash"]):  # more than a buffer of what is printed
                 done = subprocess.run(["sh", "-c", f'"$0" "$@" {redirect}', PROGRAM, *words], stderr=subprocess.PIPE,
                                       text=True, timeout=60)
                 self.assertEqual(done.returncode, 1, (redirect, words))
@@ -877,6 +887,13 @@ class Chat(Scratch):
             self.assertIn("graded:1:4 needs an order of sensitivity", out)
             self.assertIn("(conversation forgotten)", out)
             self.assertIn("unknown command /bogus", out)
+
+    def test_text_that_is_not_utf8(self):
+        done = subprocess.run([PROGRAM, "chat", F16_MODEL, "-n", "2"], input=b"gr\xfc\xdfe\nhello\n", capture_output=True, timeout=60)
+        self.assertEqual(done.stderr, b"nestedfp: error: the line is not UTF-8, and was left out\n")
+        self.assertEqual(done.returncode, 1)
+        self.assertNotEqual(done.stdout, b"")  # the next one is answered
+        self.assertIn("--system is not UTF-8", failure("chat", "/nowhere", "--system", b"\xff", code=2))
 
     def test_a_line_without_end(self):
         with open("/dev/zero", "rb") as zero:

@@ -1,7 +1,9 @@
 """nestedfp.LLM over a tiny model on the CPU, and over the demo model where NFP_DEMO_MODEL names it."""
 
+import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -251,7 +253,7 @@ class TinyModel(unittest.TestCase):
         self.assertEqual(self.llm._open, {})
         with self.assertRaisesRegex(NestedFPError, "n must be 1 where temperature is 0"):
             self.llm.generate([[5]], SamplingParams(n=2, temperature=0))
-        for wrong in (0, -1, 1.5, "2", True):
+        for wrong in (0, -1, 1.5, "2", True, 10**9):
             with self.assertRaisesRegex(NestedFPError, "n must be a whole number"):
                 self.llm.generate([[5]], SamplingParams(n=wrong))
 
@@ -337,6 +339,30 @@ class TinyModel(unittest.TestCase):
         for part in ({"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, {"text": "ab"}, 5, ["ab"]):
             with self.assertRaisesRegex(TypeError, "^parts of a message's content are texts, .*, not "):
                 prompt([{"type": "text", "text": "ab"}, part])
+
+    def test_calls_of_a_conversation(self):
+        with tempfile.TemporaryDirectory() as folder:
+            model = shutil.copytree(TINY, Path(folder) / "model")
+            described = json.loads((model / "tokenizer_config.json").read_text())
+            described["chat_template"] = ("{% for m in messages %}{{ m.content }};{% for call in m.tool_calls %}"
+                                          "{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}")
+            (model / "tokenizer_config.json").write_text(json.dumps(described))
+            with LLM(model, device="cpu", threads=1) as llm:
+                def prompt(**more):
+                    call = {"id": "c", "type": "function", "function": {"name": "f", **more}}
+                    messages = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+                    return llm.decode(llm.chat(messages, GREEDY)[0].prompt_token_ids)
+
+                for arguments in ('{"a": 1}', {"a": 1}):
+                    self.assertEqual(prompt(arguments=arguments), 'ab;;{"a": 1}')
+                for nothing in ({}, {"arguments": None}, {"arguments": ""}):
+                    self.assertEqual(prompt(**nothing), "ab;;{}")
+                for wrong in ("{", "[1]", 5):
+                    with self.assertRaisesRegex(TypeError, "^a call's arguments are a dict, or the JSON of an object, not "):
+                        prompt(arguments=wrong)
+                for wrong in ([5], [{}], [{"function": "f"}]):
+                    with self.assertRaisesRegex(TypeError, "^tool_calls are a list of dicts with 'function', a dict, not "):
+                        llm.chat([{"role": "assistant", "content": "", "tool_calls": wrong}], GREEDY)
 
     def test_progress(self):
         made = []

@@ -112,9 +112,11 @@ def test_instructor(fake):
 
     class Person(BaseModel):
         age: int = Field(ge=0, le=99)
-    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+    # The last one asks for a function and for text in the form of its arguments.
+    for mode, most in ((instructor.Mode.TOOLS, "max_tokens"), (instructor.Mode.JSON_SCHEMA, "max_tokens"),
+                       (instructor.Mode.RESPONSES_TOOLS, "max_output_tokens")):
         client = instructor.from_openai(openai.OpenAI(base_url=fake.url + "/v1", api_key="none", max_retries=0), mode=mode)
-        answer = client.chat.completions.create(model="fake", response_model=Person, max_retries=0, max_tokens=60,
+        answer = client.chat.completions.create(model="fake", response_model=Person, max_retries=0, **{most: 60},
                                                 messages=[{"role": "user", "content": "How old is he?"}])
         assert isinstance(answer.age, int), mode
 

@@ -85,6 +85,26 @@ def test_response_calls_tools(client, stream):
     assert by_id.usage.input_tokens == whole.usage.input_tokens
 
 
+def test_calls_that_were_cut_off_come_back(client, launch):
+    """As agents send them, with what came of them."""
+    r = client.responses.create(model="fake", input="SAY:" + CALL, tools=[TOOL], max_output_tokens=60)
+    cut = r.output[0]
+    assert r.status == "incomplete" and cut.type == "function_call" and cut.arguments.startswith('{"city') and not cut.arguments.endswith("}")
+    result = {"type": "function_call_output", "call_id": cut.call_id, "output": "SAY:no JSON"}
+    more = [{"role": "user", "content": "x"}, cut.model_dump(exclude_none=True), result]
+    again = client.responses.with_raw_response.create(model="fake", tools=[TOOL], input=more)
+    assert again.parse().output_text == "no JSON" and again.headers["X-NestedFP-Ignored"] == "input[1].arguments"
+    strict = openai.OpenAI(base_url=launch("--strict-requests").url + "/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.BadRequestError, match=r"input\[1\].arguments"):
+        strict.responses.create(model="fake", tools=[TOOL], input=more)
+    chat = {"model": "fake", "max_tokens": 60, "tools": [{"type": "function", "function": {k: v for k, v in TOOL.items() if k != "type"}}]}
+    message = client.chat.completions.create(messages=[{"role": "user", "content": "SAY:" + CALL}], **chat).choices[0].message
+    again = client.chat.completions.with_raw_response.create(**chat, messages=[
+        {"role": "user", "content": "x"}, message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "SAY:no JSON"}])
+    assert again.parse().choices[0].message.content == "no JSON"
+    assert again.headers["X-NestedFP-Ignored"] == "messages[1].tool_calls[0].function.arguments"
+
+
 def test_conversations_are_kept_and_bounded(client, fake, launch):
     def turns(c, text, previous=None, **more):
         return c.responses.create(model="fake", input=text, previous_response_id=previous, **more)
@@ -272,6 +292,36 @@ def test_agents(fake, streamed):
     assert asyncio.run(go()) == "It is sunny in Paris." and asked == ["Paris"]
 
 
+@pytest.mark.parametrize("api", ["responses", "chat"])
+def test_agents_with_tools_whose_answer_has_a_schema(fake, client, api):
+    """A call is no answer, and does not follow the answer's schema."""
+    if importlib.util.find_spec("agents") is None:
+        pytest.skip("openai-agents is not installed")
+    if not client.models.list().data[0].model_extra["grammars"]:
+        pytest.skip("built without xgrammar (scripts/build-xgrammar)")
+    import asyncio
+
+    import agents
+    from pydantic import BaseModel
+    agents.set_tracing_disabled(True)
+    asked = []
+
+    class Report(BaseModel):
+        sky: str
+
+    @agents.function_tool
+    def weather(city: str) -> str:
+        """Weather of a city."""
+        asked.append(city)
+        return 'SAY:{"sky": "blue"}'
+
+    connection = openai.AsyncOpenAI(base_url=fake.url + "/v1", api_key="none")
+    kind = agents.OpenAIResponsesModel if api == "responses" else agents.OpenAIChatCompletionsModel
+    agent = agents.Agent(name="helper", tools=[weather], output_type=Report, model=kind("fake", connection))
+    result = asyncio.run(agents.Runner.run(agent, "SAY:" + CALL))
+    assert asked == ["Paris"] and result.final_output == Report(sky="blue")
+
+
 # --- Anthropic's Messages API
 
 CLAUDE_TOOL = {"name": "weather", "description": "Weather of a city", "input_schema": TOOL["parameters"]}
@@ -361,6 +411,11 @@ def test_anthropic_errors_and_keys(claude, launch):
                        ({"thinking": {"type": "loud"}}, "thinking")):
         with pytest.raises(anthropic.BadRequestError, match=field.replace("[", r"\[")):
             claude.messages.create(**{"model": "fake", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}], **bad})
+    # What its clients look for, to make a conversation shorter or ask for less.
+    for words, most, text in (("prompt is too long: 4[0-9]{3} tokens > 4095 maximum", 5, "x" * 4500), ("prompt is too long: .* bytes", 5, "x" * 2_000_000),
+                              (r"input length and `max_tokens` exceed context limit: \d+ \+ 4096 > 4096", 4096, "x")):
+        with pytest.raises(anthropic.BadRequestError, match=words):
+            claude.messages.create(model="fake", max_tokens=most, messages=[{"role": "user", "content": text}])
     locked = launch("--api-key", "right")
     with pytest.raises(anthropic.AuthenticationError):
         anthropic.Anthropic(base_url=locked.url, api_key="wrong", max_retries=0).messages.count_tokens(model="fake", messages=[{"role": "user", "content": "x"}])

@@ -60,7 +60,7 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view device, const Bac
   }
   std::string names;
   for (const std::string& name : device_names()) names += (names.empty() ? "" : ", ") + name;
-  return error(ErrorCode::kUsage, "--device: '{}' is unknown; use one of {}", device, names);
+  return error(ErrorCode::kUsage, "device '{}' is unknown; use one of {}", device, names);
 }
 
 }  // namespace nfp

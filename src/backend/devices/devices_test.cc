@@ -10,6 +10,7 @@ TEST(Devices, AnUnknownNameIsRefusedWithTheNamesThatThereAre) {
   ASSERT_FALSE(backend.ok());
   EXPECT_EQ(backend.error().code, ErrorCode::kUsage);
   for (const std::string& name : device_names()) EXPECT_NE(backend.error().message.find(name), std::string::npos);
+  EXPECT_EQ(backend.error().message.find("--"), std::string::npos);  // told to callers of the libraries, too
 }
 
 TEST(Devices, AutoAlwaysFindsOne) {

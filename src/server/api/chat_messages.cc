@@ -45,11 +45,14 @@ MaybeError normalize_tool_calls(const Json& calls, const std::string& where, con
     if (function.contains("arguments") && function["arguments"].is_string()) {
       const std::string text = function["arguments"].get<std::string>();
       auto parsed = parse_json(text.empty() ? "{}" : text);
-      if (!parsed.ok() || !parsed->is_object()) {
-        return bad_request(where, fmt::format("'{}': the arguments of '{}' are not a JSON object", where,
-                                              function["name"].get<std::string>().substr(0, 64)));
-      }
-      function["arguments"] = std::move(*parsed);
+      const auto wrong = [&] {
+        return fmt::format("'{}': the arguments of '{}' are not a JSON object", where,
+                           function["name"].get<std::string>().substr(0, 64));
+      };
+      if (parsed.ok() && !parsed->is_object()) return bad_request(where, wrong());
+      // As a model wrote it, cut off perhaps, and as our own answers have it, which agents send back.
+      if (!parsed.ok()) NFP_API_TRY(unknown.leave_out(at + ".function.arguments", wrong()));
+      function["arguments"] = parsed.ok() ? std::move(*parsed) : Json::object();
     } else if (!function.contains("arguments") || function["arguments"].is_null()) {
       function["arguments"] = Json::object();
     } else if (!function["arguments"].is_object()) {

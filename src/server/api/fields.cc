@@ -84,6 +84,20 @@ MaybeError Fields::unsupported(std::string_view name, std::string_view why) {
   return bad_request(path(name), fmt::format("'{}' is not supported: {}", path(name), why), "unsupported_parameter");
 }
 
+namespace {
+
+// In a header, where anything but printable ASCII has no place.
+void tell_ignored(std::string name, std::vector<std::string>* ignored) {
+  constexpr size_t kMostNames = 16;
+  if (ignored->size() > kMostNames) return;
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c <= ' ' || c >= 0x7F || c == ','; }, '?');
+  if (ignored->size() == kMostNames) name = "...";
+  if (std::find(ignored->begin(), ignored->end(), name) == ignored->end()) ignored->push_back(std::move(name));
+}
+
+}  // namespace
+
 MaybeError Fields::rest() const {
   for (const auto& [name, value] : object_.items()) {
     if (std::find(known_.begin(), known_.end(), name) == known_.end()) {
@@ -95,17 +109,10 @@ MaybeError Fields::rest() const {
 }
 
 MaybeError Fields::rest(const RequestLimits& limits, std::vector<std::string>* ignored) const {
-  constexpr size_t kMostNames = 16;
   if (limits.strict || ignored == nullptr) return rest();
   for (const auto& item : object_.items()) {
     if (std::find(known_.begin(), known_.end(), item.key()) != known_.end()) continue;
-    if (ignored->size() > kMostNames) break;
-    // For a header: a name with anything but printable ASCII is told without that.
-    std::string shown = path(item.key().substr(0, 64));
-    std::replace_if(
-        shown.begin(), shown.end(), [](char c) { return c <= ' ' || c >= 0x7F || c == ','; }, '?');
-    if (ignored->size() == kMostNames) shown = "...";
-    if (std::find(ignored->begin(), ignored->end(), shown) == ignored->end()) ignored->push_back(std::move(shown));
+    tell_ignored(path(item.key().substr(0, 64)), ignored);
   }
   return std::nullopt;
 }
@@ -115,6 +122,12 @@ MaybeError Unknown::check(const Json& object, const std::string& where,
   Fields fields(object, where);
   for (const char* name : known) fields.without_effect(name);
   return fields.rest(limits, ignored);
+}
+
+MaybeError Unknown::leave_out(std::string where, std::string why) const {
+  if (limits.strict || ignored == nullptr) return bad_request(std::move(where), std::move(why));
+  tell_ignored(std::move(where), ignored);
+  return std::nullopt;
 }
 
 }  // namespace nfp::server

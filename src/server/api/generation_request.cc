@@ -590,9 +590,16 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
   NFP_API_TRY(parse_template_variables(fields, &out->template_variables));
   NFP_API_TRY(parse_template_fields(fields, out));
   out->best_of = out->n;
-  if (out->grammar.kind != GrammarSpec::Kind::kNone &&
-      (out->tool_choice == ToolChoice::kRequired || out->tool_choice == ToolChoice::kNamed)) {
-    return bad_request("tool_choice", "a forced tool call and another constraint on the output exclude each other");
+  if (out->grammar.kind != GrammarSpec::Kind::kNone) {
+    // A response_format is for answers in text, of which a forced call has none.
+    const bool of_text = out->grammar.param.starts_with("response_format");
+    if (out->tool_choice == ToolChoice::kRequired || out->tool_choice == ToolChoice::kNamed) {
+      if (!of_text) {
+        return bad_request("tool_choice", "a forced tool call and another constraint on the output exclude each other");
+      }
+      out->grammar = {};
+    }
+    out->call_or_grammar = of_text && out->tool_choice == ToolChoice::kAuto;
   }
 
   bool store = false;

@@ -99,6 +99,7 @@ struct GenerationRequest {
   std::optional<double> slo_ttft_ms, slo_itl_ms;
   int priority = 0;
   GrammarSpec grammar;
+  bool call_or_grammar = false;  // a call may take the place of what follows the grammar
   std::string user;
   std::string cache_salt;  // cached prefixes are shared only among requests of the same
   int key = 0;             // which API key sent it; 0 = there are none
@@ -176,6 +177,8 @@ struct Unknown {
   const RequestLimits& limits;
   std::vector<std::string>* ignored;
   MaybeError check(const Json& object, const std::string& where, std::initializer_list<const char*> known) const;
+  // The same of a known member whose value is of no use: it is told, or an error that says why.
+  MaybeError leave_out(std::string where, std::string why) const;
 };
 
 }  // namespace nfp::server

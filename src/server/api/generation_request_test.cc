@@ -205,6 +205,22 @@ TEST(GenerationRequest, NormalizesMessages) {
   }
 }
 
+TEST(GenerationRequest, ArgumentsThatWereCutOffAreNoneAndTold) {
+  const auto with = [](const std::string& arguments) {
+    Parsed p;
+    p.error = parse_chat(*parse_json(R"({"messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f",)"
+                                     R"("arguments":)" +
+                                     arguments + "}}]}]}"),
+                         RequestLimits{}, &p.request);
+    return p;
+  };
+  const Parsed cut = with(R"("{\"x\": \"lon")");
+  ASSERT_FALSE(cut.error) << cut.error->message;
+  EXPECT_EQ(cut.request.messages[0]["tool_calls"][0]["function"]["arguments"], Json::object());
+  EXPECT_EQ(cut.request.ignored, (std::vector<std::string>{"messages[0].tool_calls[0].function.arguments"}));
+  for (const char* other : {R"("[1]")", "[1]", "5"}) EXPECT_TRUE(with(other).error) << other;
+}
+
 TEST(GenerationRequest, ToolChoice) {
   const std::string tools = R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}])";
   EXPECT_EQ(chat_with(tools).request.tool_choice, ToolChoice::kAuto);
@@ -217,6 +233,17 @@ TEST(GenerationRequest, ToolChoice) {
   EXPECT_TRUE(chat_with(R"("tool_choice":"auto")").error);
   EXPECT_TRUE(chat_with(R"("tools":[{"type":"function"}])").error);
   EXPECT_TRUE(chat_with(tools + R"(,"tool_choice":"required","guided_regex":"a")").error);
+  // The form of an answer in text, which a forced call leaves no room for.
+  for (const std::string choice : {R"("required")", R"({"type":"function","function":{"name":"f"}})"}) {
+    const auto forced = chat_with(tools + R"(,"response_format":{"type":"json_object"},"tool_choice":)" + choice);
+    EXPECT_FALSE(forced.error);
+    EXPECT_EQ(forced.request.grammar.kind, GrammarSpec::Kind::kNone);
+  }
+  // Where the model may choose, a call takes the place of such an answer, and of no other grammar's.
+  EXPECT_TRUE(chat_with(tools + R"(,"response_format":{"type":"json_object"})").request.call_or_grammar);
+  EXPECT_FALSE(chat_with(tools + R"(,"guided_regex":"a")").request.call_or_grammar);
+  EXPECT_FALSE(
+      chat_with(tools + R"(,"tool_choice":"none","response_format":{"type":"json_object"})").request.call_or_grammar);
 }
 
 TEST(GenerationRequest, AllowedTools) {

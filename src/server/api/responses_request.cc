@@ -70,8 +70,12 @@ class Conversation {
     NFP_API_TRY(fields.get("name", &name));
     NFP_API_TRY(fields.get("arguments", &arguments));
     if (name.empty()) return bad_request(where + ".name", fmt::format("'{}.name' is missing", where));
-    if (const auto parsed = parse_json(arguments.empty() ? "{}" : arguments); !parsed.ok() || !parsed->is_object()) {
-      return bad_request(where + ".arguments", fmt::format("'{}.arguments' is not a JSON object", where));
+    const auto parsed = parse_json(arguments.empty() ? "{}" : arguments);
+    const auto wrong = [&] { return fmt::format("'{}.arguments' is not a JSON object", where); };
+    if (parsed.ok() && !parsed->is_object()) return bad_request(where + ".arguments", wrong());
+    if (!parsed.ok()) {  // as chat completions have it, whose field would have another name
+      NFP_API_TRY(unknown_.leave_out(where + ".arguments", wrong()));
+      arguments = "{}";
     }
     // Calls made together, and the text before them, are one message.
     if (messages_->empty() || messages_->back()["role"] != "assistant") {

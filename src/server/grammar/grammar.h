@@ -10,6 +10,7 @@
 #include <span>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -89,5 +90,9 @@ std::unique_ptr<GrammarCompiler> make_grammar_compiler(std::shared_ptr<const Tok
 // a grammar's text is complete when it is complete. `inner` may not be null.
 std::unique_ptr<TokenConstraint> with_min_tokens(std::unique_ptr<TokenConstraint> inner, int32_t min_tokens,
                                                  std::vector<int32_t> end_ids);
+// What `inner` says, of JSON, or a call that begins with `mark`: what follows that is free. Where no tokens of this
+// model's make the mark in a way that no JSON begins, `inner` alone.
+std::unique_ptr<TokenConstraint> or_call(std::unique_ptr<TokenConstraint> inner, std::string_view mark,
+                                         const Tokenizer& tokenizer);
 
 }  // namespace nfp::server

@@ -564,6 +564,53 @@ TEST_F(GrammarTest, MinTokensDelaysTheEndWhereTheGrammarCanGoOn) {
   EXPECT_EQ(may_end, (std::vector<bool>{false, false, false, true}));  // after three there is nothing but the end
 }
 
+// An object's beginning, and nothing else.
+class Brace final : public TokenConstraint {
+ public:
+  bool fill(std::span<uint32_t> mask) override {
+    std::fill(mask.begin(), mask.end(), 0u);
+    mask['{' / 32] |= 1u << ('{' % 32);
+    return true;
+  }
+  bool accept(int32_t token) override { return token == '{'; }
+};
+
+std::string allowed_by(TokenConstraint& constraint) {
+  std::vector<uint32_t> mask((kByteVocab + 31) / 32, 0);
+  if (!constraint.fill(mask)) return "all";
+  std::string bytes;
+  for (int i = 0; i < 256; ++i) {
+    if ((mask[i / 32] >> (i % 32) & 1u) != 0) bytes.push_back(static_cast<char>(i));
+  }
+  return bytes;
+}
+
+TEST(OrCall, TheFirstTokenSaysWhichOfBoth) {
+  const auto tokenizer = make_byte_tokenizer();
+  ASSERT_TRUE(tokenizer.ok());
+  const auto call = or_call(std::make_unique<Brace>(), "<tool>", **tokenizer);
+  EXPECT_EQ(allowed_by(*call), "<{");
+  for (const char byte : std::string("<tool")) ASSERT_TRUE(call->accept(byte));
+  EXPECT_EQ(allowed_by(*call), ">");  // the mark is written to its end
+  ASSERT_TRUE(call->accept('>'));
+  EXPECT_EQ(allowed_by(*call), "all");
+  EXPECT_TRUE(call->accept('x'));
+
+  const auto answer = or_call(std::make_unique<Brace>(), "<tool>", **tokenizer);
+  ASSERT_TRUE(answer->accept('{'));
+  EXPECT_EQ(allowed_by(*answer), "{");
+  EXPECT_FALSE(answer->accept('<'));
+  EXPECT_FALSE(or_call(std::make_unique<Brace>(), "<tool>", **tokenizer)->accept('x'));
+
+  // One token that is the mark leaves no doubt; a mark of several that a list may begin with does.
+  const auto token = or_call(std::make_unique<Brace>(), "<|im_start|>", **tokenizer);
+  EXPECT_EQ(allowed_by(*token), "{");
+  ASSERT_TRUE(token->accept(256));
+  EXPECT_EQ(allowed_by(*token), "all");
+  EXPECT_EQ(allowed_by(*or_call(std::make_unique<Brace>(), "[CALLS]", **tokenizer)), "{");
+  EXPECT_EQ(allowed_by(*or_call(std::make_unique<Brace>(), "", **tokenizer)), "{");
+}
+
 // For each keyword a value that it forbids: either the grammar does not allow it, or the keyword is named.
 TEST_F(GrammarTest, KnowsWhichKeywordsAreNotEnforced) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";

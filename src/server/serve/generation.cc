@@ -21,13 +21,6 @@ double ms_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
-ApiError prompt_error(const Error& error, const char* param) {
-  ApiError failure = from_engine(error);
-  failure.param = param;
-  if (error.code == ErrorCode::kInvalidInput) failure.code = "context_length_exceeded";
-  return failure;
-}
-
 // A call of this function, or (no name) a list of calls of any of them.
 GrammarSpec forced_call_grammar(const GenerationRequest& request) {
   GrammarSpec spec;
@@ -78,6 +71,39 @@ std::unique_ptr<AnswerWriter> make_writer(const GenerationRequest& request, Serv
 const char* prompt_field(const GenerationRequest& request) {
   if (request.api == TextApi::kResponses) return "input";
   return request.chat ? "messages" : "prompt";
+}
+
+// Anthropic's errors have no code: its clients know a prompt that is too long by these words.
+constexpr std::string_view kAnthropicTooLong = "prompt is too long: ";
+
+ApiError prompt_error(const Error& error, const GenerationRequest& request) {
+  ApiError failure = from_engine(error);
+  failure.param = prompt_field(request);
+  if (error.code == ErrorCode::kInvalidInput) {
+    failure.code = "context_length_exceeded";
+    if (request.api == TextApi::kMessages) failure.message.insert(0, kAnthropicTooLong);
+  }
+  return failure;
+}
+
+// As OpenAI says it, and Anthropic.
+ApiError too_long(const GenerationRequest& request, size_t tokens, int32_t wanted, int32_t context) {
+  const char* field = prompt_field(request);
+  std::string message;
+  if (request.api != TextApi::kMessages) {
+    message = fmt::format(
+        "This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the {}, {} in the "
+        "completion). Please reduce the length of the {} or completion.",
+        context, static_cast<int64_t>(tokens) + wanted, tokens, field, wanted, field);
+  } else if (tokens >= static_cast<size_t>(context)) {
+    message = fmt::format("{}{} tokens > {} maximum", kAnthropicTooLong, tokens, context - 1);
+  } else {
+    message = fmt::format(
+        "input length and `max_tokens` exceed context limit: {} + {} > {}, decrease input length or `max_tokens` and "
+        "try again",
+        tokens, wanted, context);
+  }
+  return bad_request(field, std::move(message), "context_length_exceeded");
 }
 
 std::string_view endpoint_of(const GenerationRequest& request) {
@@ -155,7 +181,7 @@ MaybeError Generation::prepare() {
                          std::string_view(*text).substr(0, end + 1).ends_with(marks.open);
     // Templates write their own special tokens.
     auto tokens = model.encode(*text, request_.add_special_tokens.value_or(false), stop);
-    if (!tokens.ok()) return prompt_error(tokens.error(), prompt_field(request_));
+    if (!tokens.ok()) return prompt_error(tokens.error(), request_);
     prepared_.prompts.push_back(std::move(*tokens));
     prepared_.prompt_texts.emplace_back();
   }
@@ -166,7 +192,7 @@ MaybeError Generation::prepare() {
       continue;
     }
     auto tokens = model.encode_prompt(*input.text, request_.add_special_tokens.value_or(true), stop);
-    if (!tokens.ok()) return prompt_error(tokens.error(), "prompt");
+    if (!tokens.ok()) return prompt_error(tokens.error(), request_);
     prepared_.prompts.push_back(std::move(*tokens));
     prepared_.prompt_texts.push_back(request_.echo ? *input.text : "");
   }
@@ -186,15 +212,7 @@ MaybeError Generation::prepare() {
     auto bad = validate(prompt, request_.sampling, model.bounds(), Pooling::kNone, request_.no_output);
     if (!bad) continue;
     if (!bad->too_long) return bad_request(std::move(bad->field), std::move(bad->message));
-    // As OpenAI says it.
-    const char* field = prompt_field(request_);
-    return bad_request(
-        field,
-        fmt::format("This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the {}, "
-                    "{} in the completion). Please reduce the length of the {} or completion.",
-                    model.bounds().max_context, static_cast<int64_t>(prompt.size()) + wanted, prompt.size(), field,
-                    wanted, field),
-        "context_length_exceeded");
+    return too_long(request_, prompt.size(), wanted, model.bounds().max_context);
   }
   return std::nullopt;
 }
@@ -314,6 +332,10 @@ MaybeError Generation::submit_all() {
     request.cache_scope = scope;
     if (prepared_.constraint) {
       request.constraint = prepared_.constraint->instantiate();
+      if (request_.call_or_grammar) {
+        request.constraint =
+            or_call(std::move(request.constraint), opening_mark(state_->tool_format), state_->model.tokenizer());
+      }
       if (sampling.min_tokens > 0) {
         std::vector<int32_t> ends = state_->model.end_ids();
         ends.insert(ends.end(), sampling.stop_token_ids.begin(), sampling.stop_token_ids.end());

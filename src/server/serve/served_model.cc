@@ -38,7 +38,8 @@ struct Templates {
 };
 
 Result<Templates> parse_templates(const ServedModel::Facts& facts) {
-  const std::string name = "chat_template of " + facts.root;
+  const std::string name =
+      facts.chat_template_file.empty() ? "chat_template of " + facts.root : facts.chat_template_file;
   Templates parsed;
   if (!facts.chat_template.empty()) {
     NFP_ASSIGN_OR_RETURN(parsed.plain, ChatTemplate::parse(facts.chat_template, name));
@@ -77,6 +78,7 @@ Status choose_chat_template(const std::string& name, ServedModel::Facts& facts) 
   std::error_code ignored;
   if (std::filesystem::is_regular_file(name, ignored)) {
     NFP_ASSIGN_OR_RETURN(facts.chat_template, read_text_file(name));
+    facts.chat_template_file = name;
     facts.chat_template_json.clear();
     return ok_status();
   }

@@ -27,6 +27,7 @@ class ServedModel {
     std::shared_ptr<const Tokenizer> tokenizer;
     std::string chat_template;       // source text; empty = none
     std::string chat_template_json;  // or a list of named templates
+    std::string chat_template_file;  // where chat_template is from; empty = the model's own
     SamplingDefaults sampling;       // for requests that do not say
   };
   // `engine` says what requests may ask for. Error: the chat template does not parse.

@@ -436,6 +436,26 @@ std::unique_ptr<ToolCallParser> make_forced_call_parser(std::string function) {
   return std::make_unique<NamedCallParser>(std::move(function));
 }
 
+std::string_view opening_mark(ToolFormat format) {
+  switch (format) {
+    case ToolFormat::kHermes:
+    case ToolFormat::kQwen3Coder:
+      return "<tool_call>";
+    case ToolFormat::kMistral:
+      return "[TOOL_CALLS]";
+    case ToolFormat::kPhi4:
+      return "<|tool_call|>";
+    case ToolFormat::kGemma:
+      return "<start_function_call>";
+    case ToolFormat::kNone:
+    case ToolFormat::kLlama3Json:
+    case ToolFormat::kPythonic:
+    case ToolFormat::kHarmony:
+      break;
+  }
+  return {};
+}
+
 std::string make_tool_call_id(ToolFormat format) {
   thread_local std::mt19937_64 source(std::random_device{}());
   constexpr std::string_view kAlphabet = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";

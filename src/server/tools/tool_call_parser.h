@@ -51,6 +51,9 @@ std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format, const J
 // of {"name", "parameters"}.
 std::unique_ptr<ToolCallParser> make_forced_call_parser(std::string function);
 
+// What a model writes before its calls; "" where they have no mark that is theirs alone.
+std::string_view opening_mark(ToolFormat format);
+
 // A fresh id for a call, of the form that the model's template expects (Mistral: nine letters and digits).
 std::string make_tool_call_id(ToolFormat format);
 

@@ -172,7 +172,7 @@ Status run(ServeFlags& flags) {
   }
   wait_for_stop_signal();
   service->drain();
-  if (service->engine().device_failed()) exit_by_failure("the device failed while serving; the log says how");
+  if (service->engine().failed()) exit_by_failure("the device or the engine failed while serving; the log says how");
   return ok_status();
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <exception>
 #include <limits>
 
 #include "base/log.h"
@@ -87,6 +88,16 @@ bool has_choice(std::span<const uint32_t> mask, int32_t vocab, std::span<const L
     if (word != 0) return true;
   }
   return false;
+}
+
+// An exception (there is no memory) is the step's error: what is between steps is not touched meanwhile.
+template <typename Work>
+Status caught(const Work& work) {
+  try {
+    return work();
+  } catch (const std::exception& e) {
+    return error(ErrorCode::kResource, "a step ended by an exception: {}; try again later", e.what());
+  }
 }
 
 OutputToken output_token(const SampledRow& row, Precision precision, bool logprobs, const TokenLogprob* top,
@@ -304,6 +315,14 @@ Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision
     return error(ErrorCode::kResource, "a step of {} tokens and {} sequences is over the {} and {} there is room for",
                  plan.tokens, sequences, config_.limits.max_step_tokens, config_.limits.max_sequences);
   }
+  const Status enqueued = caught([&] { return enqueue_step(plan, precision); });
+  if (enqueued.ok()) return submitted_++;
+  // What is enqueued of it is done with before its blocks, and the arrays that it reads, are another step's.
+  NFP_RETURN_IF_ERROR(model_.backend().synchronize());
+  return enqueued.error();
+}
+
+Status ModelRunner::enqueue_step(const StepPlan& plan, Precision precision) {
   const size_t place = submitted_ % slots_.size();
   Slot& slot = slots_[place];
   slot.items = plan.items.size();
@@ -330,7 +349,7 @@ Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision
   if (!others.items.empty()) NFP_RETURN_IF_ERROR(submit_part(others, host_slot + 1, slot));
   enqueue_downloads(slot);
   model_.backend().record(*slot.done);
-  return submitted_++;
+  return ok_status();
 }
 
 Status ModelRunner::submit_part(const Part& part, int host_slot, Slot& slot) {
@@ -460,6 +479,14 @@ Result<StepOutput> ModelRunner::collect(StepTicket ticket) {
   ++collected_;
   NFP_RETURN_IF_ERROR(model_.backend().wait(*slot.done));
   StepOutput output;
+  NFP_RETURN_IF_ERROR(caught([&] {
+    take_results(slot, output);
+    return ok_status();
+  }));
+  return output;
+}
+
+void ModelRunner::take_results(const Slot& slot, StepOutput& output) const {
   for (size_t i = 0; i < slot.rows.size(); ++i) {
     output.sampled.push_back(output_token(slot.sampled.as<SampledRow>()[i], slot.rows[i].precision,
                                           slot.rows[i].logprobs, slot.top.as<TokenLogprob>() + i * kMaxTopLogprobs,
@@ -474,7 +501,7 @@ Result<StepOutput> ModelRunner::collect(StepTicket ticket) {
       data += static_cast<size_t>(item.count) * hidden_row_bytes();
     }
   }
-  if (slot.scores.empty()) return output;
+  if (slot.scores.empty()) return;
   output.prompt_logprobs.resize(slot.items);
   size_t row = 0;
   for (const Scored& item : slot.scores) {
@@ -484,7 +511,6 @@ Result<StepOutput> ModelRunner::collect(StepTicket ticket) {
                        slot.scored_top.as<TokenLogprob>() + row * static_cast<size_t>(slot.top_n), item.top_n));
     }
   }
-  return output;
 }
 
 }  // namespace nfp

@@ -92,6 +92,8 @@ class ModelRunner final : public StepRunner {
     double fp8_share = 1.0;
   };
   StepShape shape_of(const Part& part) const;
+  Status enqueue_step(const StepPlan& plan, Precision precision);
+  void take_results(const Slot& slot, StepOutput& output) const;
   Status submit_part(const Part& part, int host_slot, Slot& slot);
   void add_samples(const ScheduledSequence& item, int32_t last_row, Precision precision, Slot& slot);
   void add_scores(const ScheduledSequence& item, size_t index, int32_t last_token_row, Precision precision, Slot& slot);

@@ -53,7 +53,11 @@ Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) 
   metrics_.set_prefix_caching(engine->config().prefix_caching);
   metrics_.timeline().set_policy(engine->policy().name(), engine->config().targets);
   engine_ = std::make_unique<EngineThread>(std::move(engine), [](const Error& lost) {
-    log::error("the device is lost, and this process with it: {}", lost.message);
+    try {
+      const std::string_view what = lost.code == ErrorCode::kDevice ? "device" : "engine";
+      log::error("the {} is lost, and this process with it: {}", what, lost.message);
+    } catch (const std::exception&) {  // not even memory for the line
+    }
     ::kill(::getpid(), SIGTERM);  // the program drains, and exits with an error
   });
   state_->engine = engine_.get();

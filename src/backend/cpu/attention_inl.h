@@ -86,14 +86,14 @@ inline void unpack_tile(const AttentionTask& task, int32_t first_group, const Ti
   const KvLayer& layer = task.layer;
   for (int j = 0; j < tile.count; ++j) {
     const int32_t group = first_group + j;
-    const int64_t block = task.blocks[group / layer.lane_groups];
+    const int64_t block = task.blocks[group / layer.lane_groups] * layer.block_stride;
     const int64_t part = group % layer.lane_groups;
-    const int64_t head = block * layer.kv_heads + task.kv_head;
-    widen_row(layer, layer.keys, (head * layer.lane_groups + part) * layer.dim * 16, layer.dim, keys + j * 16,
+    const int64_t head = task.kv_head;
+    widen_row(layer, layer.keys, block + (head * layer.lane_groups + part) * layer.dim * 16, layer.dim, keys + j * 16,
               kTileKeys);
     const int count = tile.groups[j].count;
-    widen_row(layer, layer.values, (head * layer.block_size + part * 16) * layer.dim, int64_t{count} * layer.dim / 16,
-              values + static_cast<int64_t>(j) * 16 * layer.dim, 16);
+    widen_row(layer, layer.values, block + (head * layer.block_size + part * 16) * layer.dim,
+              int64_t{count} * layer.dim / 16, values + static_cast<int64_t>(j) * 16 * layer.dim, 16);
     for (int64_t i = int64_t{count} * layer.dim; i < 16 * int64_t{layer.dim}; i += 16) {
       store(values + static_cast<int64_t>(j) * 16 * layer.dim + i, zero());
     }

@@ -172,16 +172,15 @@ void Executor::execute(const RopeArgs& args, int thread) {
       if (is_query) continue;
     }
     const int64_t slot = args.batch.slots[token];
-    const int64_t block = slot / layer.block_size, place = slot % layer.block_size;
+    const int64_t block = slot / layer.block_size * layer.block_stride, place = slot % layer.block_size;
     const int64_t kv_head = head - args.heads - (is_value ? args.kv_heads : 0);
-    const int64_t base = block * layer.kv_heads + kv_head;
     const float* source = is_value ? x : rotated;
     const auto write = [&](auto* cache, const auto* row) {
       if (is_value) {
-        std::memcpy(cache + (base * layer.block_size + place) * layer.dim, row,
+        std::memcpy(cache + block + (kv_head * layer.block_size + place) * layer.dim, row,
                     static_cast<size_t>(dim) * sizeof(*row));
       } else {
-        auto* column = cache + (base * layer.lane_groups + place / 16) * layer.dim * 16 + place % 16;
+        auto* column = cache + block + (kv_head * layer.lane_groups + place / 16) * layer.dim * 16 + place % 16;
         for (int64_t d = 0; d < dim; ++d) column[d * 16] = row[d];
       }
     };

@@ -119,10 +119,10 @@ inline constexpr int kPartitionTiles = 8;
 inline constexpr int kMaxQueryRows = 48;
 
 struct KvLayer {
-  const void* keys = nullptr;    // [blocks, kv_heads, lane_groups, dim, 16]
-  const void* values = nullptr;  // [blocks, kv_heads, block_size, dim]
+  const void* keys = nullptr;    // of a block: [kv_heads, lane_groups, dim, 16]
+  const void* values = nullptr;  // of a block: [kv_heads, block_size, dim]
+  int64_t block_stride = 0;      // numbers from a block's to the next one's
   DType dtype = DType::kF16;     // kF16, kF8E4M3 or kF32
-  int32_t kv_heads = 0;
   int32_t block_size = 0;
   int32_t lane_groups = 0;  // a block: block_size / 16 rounded up
   int32_t dim = 0;          // head_dim rounded up to 16; what is added is zero

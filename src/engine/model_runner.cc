@@ -1,6 +1,7 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <exception>
 #include <limits>
@@ -75,19 +76,14 @@ void collect_bias(const Sequence& sequence, std::vector<LogitBias>& out) {
 
 // Whether some token may be sampled. bias: each token once; mask: empty = all may.
 bool has_choice(std::span<const uint32_t> mask, int32_t vocab, std::span<const LogitBias> bias) {
-  std::vector<uint32_t> forbidden;
+  int64_t allowed = mask.empty() ? vocab : 0;
+  for (const uint32_t word : mask) allowed += std::popcount(word);
   for (const LogitBias& b : bias) {
-    if (b.value == -std::numeric_limits<float>::infinity()) forbidden.push_back(static_cast<uint32_t>(b.token));
+    const auto token = static_cast<uint32_t>(b.token);
+    const bool counted = mask.empty() || (mask[token / 32] >> (token % 32) & 1u) != 0;
+    if (counted && b.value == -std::numeric_limits<float>::infinity()) --allowed;
   }
-  if (mask.empty()) return std::ssize(forbidden) < vocab;
-  for (size_t i = 0; i < mask.size(); ++i) {
-    uint32_t word = mask[i];
-    for (const uint32_t token : forbidden) {
-      if (token / 32 == i) word &= ~(1u << (token % 32));
-    }
-    if (word != 0) return true;
-  }
-  return false;
+  return allowed > 0;
 }
 
 // An exception (there is no memory) is the step's error: what is between steps is not touched meanwhile.
@@ -177,7 +173,11 @@ Status ModelRunner::prepare() {
   }
   // One block more, for padding.
   const KvCacheSpec spec = model_.kv_spec(config_.kv_blocks + 1, config_.block_size, config_.kv_dtype);
-  if (!backend.memory()) warn_of_memory(spec);
+  if (!backend.memory()) {
+    warn_of_memory("the KV cache, when it is full, takes",
+                   uint64_t{backend.kv_bytes_per_block(spec)} * static_cast<uint64_t>(spec.blocks),
+                   "ask for a shorter context, or a smaller cache");
+  }
   NFP_ASSIGN_OR_RETURN(cache_, backend.make_kv_cache(spec));
   input_->set_scratch_block(config_.kv_blocks);
   for (Slot& slot : slots_) {
@@ -188,19 +188,6 @@ Status ModelRunner::prepare() {
     NFP_ASSIGN_OR_RETURN(slot.done, backend.make_event());
   }
   return backend.synchronize();  // the first step does not wait for the cache to be cleared
-}
-
-// On a CPU: as of weights (runtime/loaded_model.cc), what is too large fills up with requests until the kernel ends the
-// program without a word.
-void ModelRunner::warn_of_memory(const KvCacheSpec& spec) const {
-  const uint64_t bytes = uint64_t{model_.backend().kv_bytes_per_block(spec)} * static_cast<uint64_t>(spec.blocks);
-  const uint64_t free = available_memory();
-  if (bytes <= free) return;
-  constexpr double kGiB = 1 << 30;
-  log::warn(
-      "the KV cache takes {:.2f} GiB when it is full, and {:.2f} GiB of memory are free here: the system may then end "
-      "this program without a word; ask for a shorter context, or a smaller cache",
-      static_cast<double>(bytes) / kGiB, static_cast<double>(free) / kGiB);
 }
 
 Result<int64_t> ModelRunner::choose_kv_blocks() const {

@@ -83,7 +83,6 @@ class ModelRunner final : public StepRunner {
   // Of a KV cache whose size in blocks is not given.
   Result<int64_t> choose_kv_blocks() const;
   Result<int64_t> blocks_that_fit(const DeviceMemory& memory, uint64_t block_bytes) const;
-  void warn_of_memory(const KvCacheSpec& spec) const;
   // Some of a plan's items, that one launch computes; `first` is the index of the first.
   struct Part {
     std::span<const ScheduledSequence> items;

@@ -104,6 +104,19 @@ class Start(Scratch):
             said = failure(verb, F16_MODEL, "--device", "cuda", "--generation-config", "/nowhere", code=2, stdin="x")
             self.assertIn("--generation-config /nowhere", said)
 
+    def test_too_few_open_files_are_told_as_that(self):
+        lines = set()
+        for most in range(4, 12):
+            limits = (most, most)
+            done = subprocess.run([PROGRAM, "serve", "no/such-model", "--port", "0"], stderr=subprocess.PIPE, text=True,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits))
+            lines.update(line for line in done.stderr.splitlines() if "Too many open files" in line)
+        listening = [line for line in lines if "cannot listen" in line]
+        self.assertTrue(listening, lines)
+        for line in listening:
+            self.assertIn("ulimit -n", line)
+            self.assertNotIn("choose another", line)
+
     @unittest.skipIf(os.environ.get("NFP_SANITIZE"), "a sanitizer's own memory would count")
     def test_threads_that_the_system_does_not_give_are_told(self):
         """Wherever in the start the limit is met. Most of the address space that a start takes are stacks, 8 MB each."""

@@ -39,7 +39,7 @@ Status add_api_keys(const std::string& path, std::vector<std::string>* keys) {
     const size_t before = keys->size();
     bool first = true;
     for (std::string line; std::getline(file, line);) {
-      line = trimmed(std::exchange(first, false) ? text::without_byte_order_mark(line) : line);
+      line = trimmed(std::exchange(first, false) ? without_byte_order_mark(line) : line);
       if (!line.empty() && line.front() != '#') keys->push_back(line);
     }
     if (keys->size() == before) return error(ErrorCode::kUsage, "--api-key-file {}: holds no key", path);

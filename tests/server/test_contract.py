@@ -395,6 +395,20 @@ def test_a_lost_device_ends_every_request_and_the_server(tmp_path, flags, messag
     assert told in server.output()
 
 
+def test_a_device_that_is_lost_while_the_server_drains_is_told_too(tmp_path):
+    with open(tmp_path / "log", "w", encoding="utf-8") as log:
+        server = Server([os.environ["NFP_SERVE_FAKE"], "--step-us", "20000", "--fails-after", "50"], log)
+    body = {"prompt": "x", "max_tokens": 100, "stream": True}
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as answer:
+        pieces = answer.iter_text()
+        streamed = next(pieces)
+        server.process.terminate()
+        streamed += "".join(pieces)
+    assert "the fake device is lost" in streamed
+    assert server.process.wait(30) == 1
+    assert "the device or the engine failed" in server.output()
+
+
 def request_bytes(method, path, body=b""):
     return (f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             .encode() + body)

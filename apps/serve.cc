@@ -95,6 +95,7 @@ Status run(ServeFlags& flags) {
   return_freed_memory();
   block_stop_signals();
   NFP_RETURN_IF_ERROR(flags.resolve());
+  flags.warn_of_idle_flags();
   NFP_ASSIGN_OR_RETURN(std::optional<StepTable> steps, flags.given_step_times());
   std::unique_ptr<PrecisionPolicy> policy;
   if (!flags.plans()) {

@@ -15,6 +15,7 @@ namespace nfp {
 namespace {
 
 using cpu::AttentionTask;
+using cpu::group_of;
 using cpu::kPartitionTiles;
 using cpu::kTileGroups;
 using cpu::kTileKeys;
@@ -41,11 +42,6 @@ inline Lanes lanes_of(const KvLayer& layer, int32_t group) {
   const int32_t part = group % layer.lane_groups;
   const int32_t left = layer.block_size - part * 16;
   return {group / layer.lane_groups * layer.block_size + part * 16, left < 16 ? left : 16};
-}
-
-// The group that holds `key`.
-inline int32_t group_of(const KvLayer& layer, int32_t key) {
-  return key / layer.block_size * layer.lane_groups + key % layer.block_size / 16;
 }
 
 inline void widen_row(const KvLayer& layer, const void* base, int64_t offset, int64_t count, float* out, int64_t step) {
@@ -299,9 +295,8 @@ void attention(const AttentionTask& task) {
     if (task.rows[r].end > end) end = task.rows[r].end;
   }
   if (begin < end) {
-    constexpr int32_t kGroups = kPartitionTiles * kTileGroups;
-    const int32_t last = group_of(task.layer, end - 1) / kGroups;
-    for (int32_t p = group_of(task.layer, begin) / kGroups; p <= last; ++p) {
+    const int32_t last = cpu::partition_of(task.layer, end - 1);
+    for (int32_t p = cpu::partition_of(task.layer, begin); p <= last; ++p) {
       attention_partition(task, p, scratch.partition);
       merge(task, total, state_at(scratch.partition, task.row_count));
     }

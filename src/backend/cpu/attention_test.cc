@@ -287,6 +287,22 @@ TEST(Attention, ChunksDecodeAndCompanyDoNotChangeARow) {
   }
 }
 
+// Blocks of 40 have three groups of lanes, the last of eight keys, and those of 528 have 33: a partition has 32.
+TEST(Attention, PartitionsMayEndWithinABlock) {
+  for (const KernelTable* table : runnable_tables()) {
+    for (const Shape& shape : {Shape{.heads = 2, .kv_heads = 1, .head_dim = 16, .block_size = 40, .window = 19},
+                               Shape{.heads = 2, .kv_heads = 1, .head_dim = 16, .block_size = 528}}) {
+      const int length = 560;
+      Model whole(shape, *table, 1, {length}, 15);
+      whole.step({{0, 0, length}});
+      Model pieces(shape, *table, 3, {length}, 15);
+      pieces.step({{0, 0, 400}});
+      for (int t = 400; t < length; ++t) pieces.step({{0, t, 1}});
+      EXPECT_EQ(pieces.outputs, whole.outputs) << table->name << " block size " << shape.block_size;
+    }
+  }
+}
+
 // Memory is the system's until a block is used: a first step must not touch as many huge pages as there are layers.
 TEST(KvCache, WhatLayersHoldOfABlockLiesTogether) {
   const KvCacheSpec spec{30, 2, 64, 16, 1000, DType::kF16};

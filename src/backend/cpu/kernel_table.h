@@ -158,9 +158,12 @@ constexpr size_t attention_scratch_floats(int64_t dim) {
          2 * attention_state_floats(kMaxQueryRows, dim);
 }
 
-// Keys of one partition.
-constexpr int32_t partition_keys(const KvLayer& layer) {
-  return kPartitionTiles * kTileGroups / layer.lane_groups * layer.block_size;
+// The group that holds `key`, and the partition that holds the group: a block may begin in one and end in the next.
+constexpr int32_t group_of(const KvLayer& layer, int32_t key) {
+  return key / layer.block_size * layer.lane_groups + key % layer.block_size / 16;
+}
+constexpr int32_t partition_of(const KvLayer& layer, int32_t key) {
+  return group_of(layer, key) / (kPartitionTiles * kTileGroups);
 }
 
 struct RopeHead {

@@ -95,6 +95,7 @@ Status run(ServeFlags& flags) {
   return_freed_memory();
   block_stop_signals();
   NFP_RETURN_IF_ERROR(flags.resolve());
+  flags.warn_of_idle_flags();
   NFP_ASSIGN_OR_RETURN(std::optional<StepTable> steps, flags.given_step_times());
   std::unique_ptr<PrecisionPolicy> policy;
   if (!flags.plans()) {
@@ -172,7 +173,7 @@ Status run(ServeFlags& flags) {
   }
   wait_for_stop_signal();
   service->drain();
-  if (service->engine().device_failed()) exit_by_failure("the device failed while serving; the log says how");
+  if (service->engine().failed()) exit_by_failure("the device or the engine failed while serving; the log says how");
   return ok_status();
 }
 

@@ -39,7 +39,7 @@ Status add_api_keys(const std::string& path, std::vector<std::string>* keys) {
     const size_t before = keys->size();
     bool first = true;
     for (std::string line; std::getline(file, line);) {
-      line = trimmed(std::exchange(first, false) ? text::without_byte_order_mark(line) : line);
+      line = trimmed(std::exchange(first, false) ? without_byte_order_mark(line) : line);
       if (!line.empty() && line.front() != '#') keys->push_back(line);
     }
     if (keys->size() == before) return error(ErrorCode::kUsage, "--api-key-file {}: holds no key", path);
@@ -104,7 +104,7 @@ void ServeFlags::add_precision(CLI::App& app) {
   app.add_option("--precision", precision, "auto: as the policy decides; else always this")
       ->check(CLI::IsMember({"auto", "fp16", "fp8", "fp8-w8a8"}))
       ->capture_default_str();
-  app.add_option(
+  policy_given = app.add_option(
       "--precision-policy", policy,
       "for auto: slo (the default: as little FP8 as keeps the latency targets), threshold:N (FP8 in steps of "
       "more than N tokens), graded:LOW:HIGH (in a share of the weights that grows with a step's tokens), "
@@ -119,22 +119,24 @@ void ServeFlags::add_precision(CLI::App& app) {
                      "wanted mean time between tokens; unless given, at least 3 times that of a request alone")
           ->check(CLI::Range(0.1, 86'400'000.0))
           ->capture_default_str();
-  app.add_option("--slo-missed", slo_missed,
-                 "requests whose first token cannot be in time: last (behind all others), shed (429) or "
-                 "as-they-come")
-      ->check(CLI::IsMember({"last", "shed", "as-they-come"}))
-      ->capture_default_str();
+  only_slo.push_back(app.add_option("--slo-missed", slo_missed,
+                                    "requests whose first token cannot be in time: last (behind all others), shed "
+                                    "(429) or as-they-come")
+                         ->check(CLI::IsMember({"last", "shed", "as-they-come"}))
+                         ->capture_default_str());
   app.add_option("--step-times", step_times,
                  "table of `bench MODEL steps` that slo predicts from; default: measured at the first start and kept");
-  app.add_option(
-         "--fp8-levels", fp8_levels,
-         "shares of the weights that slo may compute in FP8, those that it harms least first; 0 = FP16, which is "
-         "always one of them")
-      ->delimiter(',')
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
-  app.add_flag("--exact-decode", exact_decode,
-               "let slo compute prompts in FP8 beside sequences that decode in FP16, in two launches a step");
+  only_slo.push_back(
+      app.add_option(
+             "--fp8-levels", fp8_levels,
+             "shares of the weights that slo may compute in FP8, those that it harms least first; 0 = FP16, which is "
+             "always one of them")
+          ->delimiter(',')
+          ->check(CLI::Range(0.0, 1.0))
+          ->capture_default_str());
+  only_slo.push_back(
+      app.add_flag("--exact-decode", exact_decode,
+                   "let slo compute prompts in FP8 beside sequences that decode in FP16, in two launches a step"));
   app.add_option("--default-request-precision", default_request_precision, "for requests that do not say")
       ->check(CLI::IsMember({"auto", "exact", "fast"}))
       ->capture_default_str();
@@ -252,7 +254,7 @@ Status ServeFlags::resolve() {
     return error(ErrorCode::kUsage, "--default-request-precision is {}", default_request_precision);
   }
   service.default_precision = *request_precision;
-  service.refuses_late = slo_missed == "shed";
+  service.refuses_late = plans() && slo_missed == "shed";
   service.default_pooling = pooling == "mean" ? Pooling::kMean : Pooling::kLast;
   if (const auto checked = server::parse_tool_format(service.tool_call_parser, ""); !checked.ok()) {
     return checked.error();
@@ -280,6 +282,18 @@ Status ServeFlags::resolve() {
   }
   engine.kv_dtype = kv_dtype_from_name(kv_dtype);
   return ok_status();
+}
+
+// No error: they may come from a configuration file, and be overridden.
+void ServeFlags::warn_of_idle_flags() const {
+  if (precision != "auto" && policy_given->count() > 0) {
+    log::warn("--precision-policy {}: does nothing, as --precision {} is all that is computed in", policy, precision);
+  }
+  for (const CLI::Option* flag : only_slo) {
+    if (flag->count() == 0 || plans()) continue;
+    log::warn("{}: does nothing, as only the policy slo goes by it, and this one is {}", flag->get_name(),
+              precision == "auto" ? policy : precision);
+  }
 }
 
 bool ServeFlags::plans() const {

@@ -37,6 +37,8 @@ struct ServeFlags {
   const CLI::Option* slo_ttft_given = nullptr;
   const CLI::Option* slo_itl_given = nullptr;
   const CLI::Option* request_memory_given = nullptr;
+  const CLI::Option* policy_given = nullptr;
+  std::vector<const CLI::Option*> only_slo;  // reads them
   std::string default_request_precision = "auto";
   std::string pooling = "last";
   std::string kv_dtype = "f16";
@@ -58,6 +60,8 @@ struct ServeFlags {
   // Carries what was parsed over into `service` and `engine`, and checks what CLI11 cannot check: API keys from the
   // file and from NESTEDFP_API_KEY, paths, names. Once, before anything listens. Errors name the flag.
   Status resolve();
+  // Of those that were given and that nothing goes by, others being as they are.
+  void warn_of_idle_flags() const;
   // Whether the policy plans by predicted step times, and so is made when the model is loaded.
   bool plans() const;
   // Whether it may choose FP8 for some of the weights and not for others, which needs an order of these.

@@ -52,6 +52,30 @@ function(nfp_test name)
     FIXTURES_REQUIRED "${ARG_FIXTURES}" SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
 endfunction()
 
+# Fails where a test or a fuzz target is named by no CMakeLists.txt of its folder or one above: it would never be run, and
+# nobody would see that.
+function(nfp_check_tests_are_named)
+  file(GLOB_RECURSE tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*_test.cc" "${PROJECT_SOURCE_DIR}/src/*_fuzz.cc"
+    "${PROJECT_SOURCE_DIR}/tests/*_test.cc")
+  foreach(test IN LISTS tests)
+    set(named FALSE)
+    set(folder "${test}")
+    while(NOT named AND NOT folder STREQUAL PROJECT_SOURCE_DIR)
+      cmake_path(GET folder PARENT_PATH folder)
+      if(EXISTS "${folder}/CMakeLists.txt")
+        file(READ "${folder}/CMakeLists.txt" text)
+        cmake_path(RELATIVE_PATH test BASE_DIRECTORY "${folder}" OUTPUT_VARIABLE name)
+        if(text MATCHES "(^|[ \n(])${name}[ \n)]")
+          set(named TRUE)
+        endif()
+      endif()
+    endwhile()
+    if(NOT named)
+      message(SEND_ERROR "${test} is named by no CMakeLists.txt: it would not be built, nor run")
+    endif()
+  endforeach()
+endfunction()
+
 # One ctest entry that runs a Python script: nfp_python_test(tokenizer_oracle oracle.py ARGS $<TARGET_FILE:tool>).
 # LABELS and FIXTURES are as in nfp_test.
 # The script exits 0 when all is right and 77 where it has to skip (a module or the demo model is not there), saying why.

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
+#include <utility>
 
 #include "base/atomic_file.h"
 #include "base/json_depth.h"
@@ -34,6 +35,15 @@ TEST_F(Files, WrittenIsRead) {
   EXPECT_EQ(mapped->bytes().size(), 5u);
   EXPECT_EQ(read_text_file(path).value(), "hello");
   EXPECT_FALSE(read_text_file(path, 4).ok());
+}
+
+TEST_F(Files, ATextMayBeginWithAByteOrderMark) {
+  const std::string path = dir_ + "/a";
+  for (const auto& [bytes, text] :
+       {std::pair("\xEF\xBB\xBF{}", "{}"), {"\xEF\xBB\xBF", ""}, {"\xEF\xBB", "\xEF\xBB"}}) {
+    ASSERT_TRUE(write_file(path, bytes).ok());
+    EXPECT_EQ(read_text_file(path).value(), text);
+  }
 }
 
 // Services of root have no HOME, and find what root has fetched all the same.

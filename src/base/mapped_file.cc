@@ -87,7 +87,7 @@ Result<std::string> read_text(int fd, const std::string& name, size_t limit) {
     const ssize_t got = ::read(fd, buffer, sizeof(buffer));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return error(ErrorCode::kIo, "{}: cannot be read: {}", name, std::strerror(errno));
-    if (got == 0) return text;
+    if (got == 0) return text.erase(0, text.size() - without_byte_order_mark(text).size());
     if (text.size() + static_cast<size_t>(got) > limit) {
       return error(ErrorCode::kInvalidInput, "{}: larger than the {} bytes allowed here", name, limit);
     }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "base/result.h"
 
@@ -36,7 +37,13 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// Reads a whole small file (config, template). Fails when it is larger than `limit` bytes.
+// Windows's editors begin a file with one.
+inline std::string_view without_byte_order_mark(std::string_view file) {
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";
+  return file.starts_with(kMark) ? file.substr(kMark.size()) : file;
+}
+
+// Reads a whole small file (config, template), without a byte order mark. Fails when it is larger than `limit` bytes.
 Result<std::string> read_text_file(const std::string& path, size_t limit = size_t{256} << 20);
 // The rest of what is open already, by the name that errors give it.
 Result<std::string> read_text(int fd, const std::string& name, size_t limit = size_t{256} << 20);

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/control_group.h"
+#include "base/log.h"
 #include "base/mapped_file.h"
 
 namespace nfp {
@@ -79,6 +80,16 @@ uint64_t available_memory(const std::string& root) {
     bytes = std::min(bytes, limit - std::min(limit, used - std::min(used, pages)));
   });
   return bytes;
+}
+
+void warn_of_memory(std::string_view taker, uint64_t bytes, std::string_view remedy) {
+  const uint64_t free = available_memory();
+  if (bytes <= free) return;
+  constexpr double kGiB = 1 << 30;
+  log::warn(
+      "{} {:.2f} GiB, and {:.2f} GiB of memory are free here: the system may end this program without a word; {}, or "
+      "use more memory (a container's limit counts)",
+      taker, static_cast<double>(bytes) / kGiB, static_cast<double>(free) / kGiB, remedy);
 }
 
 uint64_t memory_limit(const std::string& root) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace nfp {
 
@@ -17,6 +18,10 @@ ProcessMemory process_memory();
 // Bytes that programs may still take without swapping (MemAvailable), no more than the limits of the control group and
 // of those above it leave; 8 GiB where the kernel does not tell. `root`: the folder that stands for /, for tests.
 uint64_t available_memory(const std::string& root = "");
+
+// Warns where so many bytes are not free: swapped out they are slow, and where they cannot be, the kernel ends the
+// program without a word. `taker` is whose they are, with a verb; `remedy` what to do, but for more memory.
+void warn_of_memory(std::string_view taker, uint64_t bytes, std::string_view remedy);
 
 // Bytes that the control group and those above it allow (memory.max, or memory.limit_in_bytes of version 1); 0 = no
 // limit.

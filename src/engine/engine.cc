@@ -148,12 +148,21 @@ Status Engine::submit(Request request) {
     entry->stop_filter.emplace(kept.sampling.stop, kept.sampling.include_stop);
   }
   const std::string id = kept.id;
-  if (!scheduler_.enqueue(sequence)) {
-    return error(ErrorCode::kResource, "the queue is full ({} requests wait); try again later", scheduler_.waiting());
+  const Sequence* const key = sequence.get();
+  const auto forget = [&] {
+    by_sequence_.erase(key);
+    entries_.erase(id);
+  };
+  try {
+    by_sequence_[key] = entry.get();
+    entries_[id] = std::move(entry);
+    if (scheduler_.enqueue(sequence)) return ok_status();
+  } catch (const std::exception&) {
+    forget();
+    throw;
   }
-  by_sequence_[entry->sequence] = entry.get();
-  entries_[id] = std::move(entry);
-  return ok_status();
+  forget();
+  return error(ErrorCode::kResource, "the queue is full ({} requests wait); try again later", scheduler_.waiting());
 }
 
 bool Engine::cancel(const std::string& id) {

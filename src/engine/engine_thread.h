@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -23,9 +24,10 @@ using OutputSink = std::function<void(RequestOutput&&)>;
 
 class EngineThread {
  public:
-  // The engine's limits.max_queue bounds the requests submitted and not yet admitted to a step. `on_device_failure` is
-  // called once, on the engine's thread, when the device is lost (Engine::device_failure).
-  explicit EngineThread(std::unique_ptr<Engine> engine, std::function<void(const Error&)> on_device_failure = {});
+  // The engine's limits.max_queue bounds the requests submitted and not yet admitted to a step. `on_failure` is called
+  // once, on the engine's thread, when the engine cannot go on: the device is lost (Engine::device_failure), or an
+  // exception came out of a step (kResource). All requests end with an error then, and so does whatever comes later.
+  explicit EngineThread(std::unique_ptr<Engine> engine, std::function<void(const Error&)> on_failure = {});
   // Cancels what is left, and joins.
   ~EngineThread();
   EngineThread(const EngineThread&) = delete;
@@ -50,15 +52,20 @@ class EngineThread {
   double seconds_since_progress() const;
   // Changes with every such moment.
   int64_t progress() const { return progress_ns_.load(std::memory_order_relaxed); }
-  bool device_failed() const { return device_failed_.load(std::memory_order_relaxed); }
+  bool failed() const { return failed_.load(std::memory_order_relaxed); }
 
  private:
   void loop();
+  void take_in(Submission& item);
+  Status submit_to_engine(Request&& request);
+  void run_step(const std::vector<std::string>& cancellations, bool stop);
   void deliver(std::vector<RequestOutput>& outputs);
+  void set_failed(Error failure);
+  void end_all();
 
   std::unique_ptr<Engine> engine_;
   const int32_t max_queue_;
-  const std::function<void(const Error&)> on_device_failure_;
+  const std::function<void(const Error&)> on_failure_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Submission> incoming_;
@@ -66,9 +73,11 @@ class EngineThread {
   bool stop_ = false;
   EngineStats stats_;  // a copy after each step, under mutex_
   std::atomic<int32_t> queued_{0};
-  std::atomic<bool> device_failed_{false};
+  std::atomic<bool> failed_{false};
   std::atomic<int64_t> progress_ns_{0};
-  std::unordered_map<std::string, OutputSink> sinks_;  // engine thread only
+  // Engine thread only.
+  std::unordered_map<std::string, OutputSink> sinks_;
+  std::optional<Error> failure_;  // why the engine makes no further step
   std::thread thread_;
 };
 

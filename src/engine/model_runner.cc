@@ -1,7 +1,9 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
+#include <exception>
 #include <limits>
 
 #include "base/log.h"
@@ -74,19 +76,24 @@ void collect_bias(const Sequence& sequence, std::vector<LogitBias>& out) {
 
 // Whether some token may be sampled. bias: each token once; mask: empty = all may.
 bool has_choice(std::span<const uint32_t> mask, int32_t vocab, std::span<const LogitBias> bias) {
-  std::vector<uint32_t> forbidden;
+  int64_t allowed = mask.empty() ? vocab : 0;
+  for (const uint32_t word : mask) allowed += std::popcount(word);
   for (const LogitBias& b : bias) {
-    if (b.value == -std::numeric_limits<float>::infinity()) forbidden.push_back(static_cast<uint32_t>(b.token));
+    const auto token = static_cast<uint32_t>(b.token);
+    const bool counted = mask.empty() || (mask[token / 32] >> (token % 32) & 1u) != 0;
+    if (counted && b.value == -std::numeric_limits<float>::infinity()) --allowed;
   }
-  if (mask.empty()) return std::ssize(forbidden) < vocab;
-  for (size_t i = 0; i < mask.size(); ++i) {
-    uint32_t word = mask[i];
-    for (const uint32_t token : forbidden) {
-      if (token / 32 == i) word &= ~(1u << (token % 32));
-    }
-    if (word != 0) return true;
+  return allowed > 0;
+}
+
+// An exception (there is no memory) is the step's error: what is between steps is not touched meanwhile.
+template <typename Work>
+Status caught(const Work& work) {
+  try {
+    return work();
+  } catch (const std::exception& e) {
+    return error(ErrorCode::kResource, "a step ended by an exception: {}; try again later", e.what());
   }
-  return false;
 }
 
 OutputToken output_token(const SampledRow& row, Precision precision, bool logprobs, const TokenLogprob* top,
@@ -166,7 +173,11 @@ Status ModelRunner::prepare() {
   }
   // One block more, for padding.
   const KvCacheSpec spec = model_.kv_spec(config_.kv_blocks + 1, config_.block_size, config_.kv_dtype);
-  if (!backend.memory()) warn_of_memory(spec);
+  if (!backend.memory()) {
+    warn_of_memory("the KV cache, when it is full, takes",
+                   uint64_t{backend.kv_bytes_per_block(spec)} * static_cast<uint64_t>(spec.blocks),
+                   "ask for a shorter context, or a smaller cache");
+  }
   NFP_ASSIGN_OR_RETURN(cache_, backend.make_kv_cache(spec));
   input_->set_scratch_block(config_.kv_blocks);
   for (Slot& slot : slots_) {
@@ -177,19 +188,6 @@ Status ModelRunner::prepare() {
     NFP_ASSIGN_OR_RETURN(slot.done, backend.make_event());
   }
   return backend.synchronize();  // the first step does not wait for the cache to be cleared
-}
-
-// On a CPU: as of weights (runtime/loaded_model.cc), what is too large fills up with requests until the kernel ends the
-// program without a word.
-void ModelRunner::warn_of_memory(const KvCacheSpec& spec) const {
-  const uint64_t bytes = uint64_t{model_.backend().kv_bytes_per_block(spec)} * static_cast<uint64_t>(spec.blocks);
-  const uint64_t free = available_memory();
-  if (bytes <= free) return;
-  constexpr double kGiB = 1 << 30;
-  log::warn(
-      "the KV cache takes {:.2f} GiB when it is full, and {:.2f} GiB of memory are free here: the system may then end "
-      "this program without a word; ask for a shorter context, or a smaller cache",
-      static_cast<double>(bytes) / kGiB, static_cast<double>(free) / kGiB);
 }
 
 Result<int64_t> ModelRunner::choose_kv_blocks() const {
@@ -304,6 +302,14 @@ Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision
     return error(ErrorCode::kResource, "a step of {} tokens and {} sequences is over the {} and {} there is room for",
                  plan.tokens, sequences, config_.limits.max_step_tokens, config_.limits.max_sequences);
   }
+  const Status enqueued = caught([&] { return enqueue_step(plan, precision); });
+  if (enqueued.ok()) return submitted_++;
+  // What is enqueued of it is done with before its blocks, and the arrays that it reads, are another step's.
+  NFP_RETURN_IF_ERROR(model_.backend().synchronize());
+  return enqueued.error();
+}
+
+Status ModelRunner::enqueue_step(const StepPlan& plan, Precision precision) {
   const size_t place = submitted_ % slots_.size();
   Slot& slot = slots_[place];
   slot.items = plan.items.size();
@@ -330,7 +336,7 @@ Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision
   if (!others.items.empty()) NFP_RETURN_IF_ERROR(submit_part(others, host_slot + 1, slot));
   enqueue_downloads(slot);
   model_.backend().record(*slot.done);
-  return submitted_++;
+  return ok_status();
 }
 
 Status ModelRunner::submit_part(const Part& part, int host_slot, Slot& slot) {
@@ -460,6 +466,14 @@ Result<StepOutput> ModelRunner::collect(StepTicket ticket) {
   ++collected_;
   NFP_RETURN_IF_ERROR(model_.backend().wait(*slot.done));
   StepOutput output;
+  NFP_RETURN_IF_ERROR(caught([&] {
+    take_results(slot, output);
+    return ok_status();
+  }));
+  return output;
+}
+
+void ModelRunner::take_results(const Slot& slot, StepOutput& output) const {
   for (size_t i = 0; i < slot.rows.size(); ++i) {
     output.sampled.push_back(output_token(slot.sampled.as<SampledRow>()[i], slot.rows[i].precision,
                                           slot.rows[i].logprobs, slot.top.as<TokenLogprob>() + i * kMaxTopLogprobs,
@@ -474,7 +488,7 @@ Result<StepOutput> ModelRunner::collect(StepTicket ticket) {
       data += static_cast<size_t>(item.count) * hidden_row_bytes();
     }
   }
-  if (slot.scores.empty()) return output;
+  if (slot.scores.empty()) return;
   output.prompt_logprobs.resize(slot.items);
   size_t row = 0;
   for (const Scored& item : slot.scores) {
@@ -484,7 +498,6 @@ Result<StepOutput> ModelRunner::collect(StepTicket ticket) {
                        slot.scored_top.as<TokenLogprob>() + row * static_cast<size_t>(slot.top_n), item.top_n));
     }
   }
-  return output;
 }
 
 }  // namespace nfp

@@ -83,7 +83,6 @@ class ModelRunner final : public StepRunner {
   // Of a KV cache whose size in blocks is not given.
   Result<int64_t> choose_kv_blocks() const;
   Result<int64_t> blocks_that_fit(const DeviceMemory& memory, uint64_t block_bytes) const;
-  void warn_of_memory(const KvCacheSpec& spec) const;
   // Some of a plan's items, that one launch computes; `first` is the index of the first.
   struct Part {
     std::span<const ScheduledSequence> items;
@@ -92,6 +91,8 @@ class ModelRunner final : public StepRunner {
     double fp8_share = 1.0;
   };
   StepShape shape_of(const Part& part) const;
+  Status enqueue_step(const StepPlan& plan, Precision precision);
+  void take_results(const Slot& slot, StepOutput& output) const;
   Status submit_part(const Part& part, int host_slot, Slot& slot);
   void add_samples(const ScheduledSequence& item, int32_t last_row, Precision precision, Slot& slot);
   void add_scores(const ScheduledSequence& item, size_t index, int32_t last_token_row, Precision precision, Slot& slot);

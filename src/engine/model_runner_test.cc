@@ -3,16 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <new>
 
 namespace nfp {
 namespace {
 
 // A device with memory of its own, which computes nothing.
-class MemoryOnly final : public Backend {
+class MemoryOnly : public Backend {
  public:
   explicit MemoryOnly(uint64_t total, uint64_t others = 0) : total_(total), others_(others) {}
 
   uint64_t taken() const { return taken_; }
+  int waits() const { return waits_; }
 
   const BackendInfo& info() const override { return info_; }
   bool supports(Precision) const override { return true; }
@@ -32,7 +34,10 @@ class MemoryOnly final : public Backend {
   Result<Buffer> allocate_host(size_t) override { return Buffer(); }
   Status upload(void*, const void*, size_t) override { return ok_status(); }
   Status download(void*, const void*, size_t) override { return ok_status(); }
-  Status synchronize() override { return ok_status(); }
+  Status synchronize() override {
+    ++waits_;
+    return ok_status();
+  }
   void copy(const CopyArgs&) override {}
   Result<std::unique_ptr<Event>> make_event() override { return std::make_unique<Event>(); }
   void record(Event&) override {}
@@ -77,6 +82,16 @@ class MemoryOnly final : public Backend {
   BackendInfo info_;
   uint64_t total_, others_;
   uint64_t taken_ = 0;
+  int waits_ = 0;
+};
+
+// And with memory of the host.
+class BothMemories final : public MemoryOnly {
+ public:
+  using MemoryOnly::MemoryOnly;
+  Result<Buffer> allocate(size_t bytes) override { return Buffer(this, std::calloc(bytes, 1), bytes); }
+  Result<Buffer> allocate_host(size_t bytes) override { return allocate(bytes); }
+  void free(void* data, size_t) override { std::free(data); }
 };
 
 class NoWeights final : public Model {
@@ -147,6 +162,44 @@ TEST(ModelRunner, TooLittleMemorySaysWhoHasIt) {
   EXPECT_EQ(runner.error().code, ErrorCode::kResource);
   EXPECT_NE(runner.error().message.find("other programs and the driver have 7.5"), std::string::npos)
       << runner.error().message;
+}
+
+class NoMemory final : public TokenConstraint {
+ public:
+  bool fill(std::span<uint32_t>) override { throw std::bad_alloc(); }
+  bool accept(int32_t) override { return true; }
+};
+
+TEST(ModelRunner, AnExceptionWhileAStepIsPreparedIsTheStepsError) {
+  BothMemories device(uint64_t{8} << 30);
+  NoWeights model(device);
+  EngineConfig config;
+  config.max_context = 64;
+  config.kv_blocks = 8;
+  config.limits.max_sequences = 4;
+  config.limits.max_step_tokens = 32;
+  const auto runner = ModelRunner::create(model, config);
+  ASSERT_TRUE(runner.ok()) << runner.error().message;
+  Sequence sequence;
+  sequence.request.prompt = sequence.tokens = {1, 2, 3};
+  sequence.blocks = {0};
+  StepPlan plan;
+  plan.items.push_back({.sequence = &sequence, .count = 3, .samples = true});
+  plan.tokens = 3;
+
+  sequence.request.constraint = std::make_unique<NoMemory>();
+  const int waits = device.waits();
+  const auto refused = (*runner)->submit(plan, Precision::kFp16);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, ErrorCode::kResource);
+  EXPECT_EQ(device.waits(), waits + 1);  // nothing of it is under way
+
+  sequence.request.constraint.reset();
+  const auto ticket = (*runner)->submit(plan, Precision::kFp16);
+  ASSERT_TRUE(ticket.ok()) << ticket.error().message;
+  const auto output = (*runner)->collect(*ticket);
+  ASSERT_TRUE(output.ok()) << output.error().message;
+  EXPECT_EQ(output->sampled.size(), 1u);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 
 #include "base/csv.h"
 #include "base/json_depth.h"
-#include "text/utf8.h"
+#include "base/mapped_file.h"
 
 namespace nfp {
 namespace {
@@ -77,7 +77,7 @@ class Reader {
 
   Result<Trace> run() {
     while (next_line()) {
-      const std::string_view line = trimmed(line_number_ == 1 ? text::without_byte_order_mark(line_) : line_);
+      const std::string_view line = trimmed(line_number_ == 1 ? without_byte_order_mark(line_) : line_);
       if (line.empty()) continue;
       if (trace_.format.empty()) {
         NFP_RETURN_IF_ERROR(start(line));

@@ -142,13 +142,8 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
   const ModelPlan plan = plan_model(loaded->config);
   if (const auto memory = loaded->backend->memory()) {
     NFP_RETURN_IF_ERROR(check_weights_fit(model, plan, memory->free, memory->total));
-  } else if (const uint64_t free = available_memory(); plan.both_bytes > free) {
-    // Swapped out they are slow, and no error; where they cannot be, the kernel says nothing.
-    constexpr double kGiB = 1 << 30;
-    log::warn(
-        "{}: its weights take {:.2f} GiB, and {:.2f} GiB of memory are free here: the system may end this program "
-        "without a word; use a smaller model, or more memory (a container's limit counts)",
-        model, static_cast<double>(plan.both_bytes) / kGiB, static_cast<double>(free) / kGiB);
+  } else {
+    warn_of_memory(model + ": its weights take", plan.both_bytes, "use a smaller model");
   }
   loaded->threads = std::make_unique<ThreadPool>(loaded->backend->info().threads);
   LoadOptions load_options;

@@ -18,7 +18,6 @@ class Reader {
       : text_(text), name_(name), table_(table) {}
 
   Result<std::vector<ConfigEntry>> read() {
-    place_ = text_.size() - text::without_byte_order_mark(text_).size();
     std::vector<ConfigEntry> entries;
     std::set<std::string> keys;
     bool headed = false;

@@ -29,9 +29,6 @@ TEST(ConfigFile, ValuesOfEveryKind) {
             "1:a=C:\\x? 2:b=\xc3\xa4\t\"\xf0\x9f\x98\x80\\?");
   EXPECT_EQ(shown("a = [\"x\", 'y, z', # both\n  3,\n]\nb = []\nc = -1.5e+3"), "1:a=x|y, z|3[ 4:b=[ 5:c=-1.5e+3#");
   EXPECT_EQ(shown("a = +5\nb = false"), "1:a=5# 2:b=falseb");
-  EXPECT_EQ(shown("\xef\xbb\xbf"
-                  "a = 1"),
-            "1:a=1#");
 }
 
 TEST(ConfigFile, WhatItIsNotIsToldWithItsLine) {

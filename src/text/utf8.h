@@ -24,12 +24,6 @@ Utf8Unit utf8_unit(std::string_view bytes);
 
 bool is_utf8(std::string_view bytes);
 
-// Windows's editors begin a file with one.
-inline std::string_view without_byte_order_mark(std::string_view file) {
-  constexpr std::string_view kMark = "\xEF\xBB\xBF";
-  return file.starts_with(kMark) ? file.substr(kMark.size()) : file;
-}
-
 // Copies `bytes` with U+FFFD for each maximal ill-formed part, as Rust's String::from_utf8_lossy does.
 std::string utf8_lossy(std::string_view bytes);
 

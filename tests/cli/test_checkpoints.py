@@ -45,6 +45,18 @@ class Fp8Already(Scratch):
                 self.assertIn("leave out --calibrate", failure(*arguments, code=2))
 
 
+class ByteOrderMarks(Scratch):
+    def test_its_json_files_may_begin_with_one(self):
+        marked = shutil.copytree(os.path.join(TINY, "qwen3"), self.path("marked"))
+        files = list(pathlib.Path(marked).glob("*.json"))
+        self.assertGreaterEqual(len(files), 5)  # the index of its shards, too
+        for file in files:
+            file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+        arguments = ("-p", "a b c", "-n", "8", "-q")
+        self.assertEqual(run("generate", marked, *arguments)[0],
+                         run("generate", os.path.join(TINY, "qwen3"), *arguments)[0])
+
+
 class Shapes(Scratch):
     def test_tensors_of_another_shape_are_told_before_anything_is_written(self):
         with open(os.path.join(TINY, "llama-tied", "config.json"), encoding="utf-8") as file:

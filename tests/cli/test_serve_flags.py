@@ -70,6 +70,16 @@ class Start(Scratch):
         for flags, given in ((["--api-key", "secret"], ""), ([], "secret")):
             self.assertNotIn("is set but empty", told("--precision", "fp16", *flags, NESTEDFP_API_KEY=given))
 
+    def test_flags_that_others_make_idle_are_told(self):
+        said = told("--precision", "fp16", "--precision-policy", "threshold:8", "--slo-missed", "shed")
+        self.assertIn("warning --precision-policy threshold:8: does nothing, as --precision fp16 ", said)
+        self.assertIn("warning --slo-missed: does nothing, as only the policy slo goes by it, and this one is fp16", said)
+        said = told("--precision-policy", "threshold:8", "--exact-decode", "--fp8-levels", "1")
+        for flag in ("--exact-decode", "--fp8-levels"):
+            self.assertIn(f"warning {flag}: does nothing, as only the policy slo goes by it, and this one is threshold:8",
+                          said)
+        self.assertNotIn("does nothing", told("--precision-policy", "slo-fp16", "--slo-missed", "shed"))
+
     def test_step_times_of_something_else_are_told(self):
         path, other = self.path("steps.json"), self.path("other.json")
         steps = run("bench", F16_MODEL, "steps", "--device", "cpu", "--prefill", "8", "16", "--sequences", "1", "2", "--contexts", "8",
@@ -103,6 +113,19 @@ class Start(Scratch):
         for verb in ("generate", "chat"):
             said = failure(verb, F16_MODEL, "--device", "cuda", "--generation-config", "/nowhere", code=2, stdin="x")
             self.assertIn("--generation-config /nowhere", said)
+
+    def test_too_few_open_files_are_told_as_that(self):
+        lines = set()
+        for most in range(4, 12):
+            limits = (most, most)
+            done = subprocess.run([PROGRAM, "serve", "no/such-model", "--port", "0"], stderr=subprocess.PIPE, text=True,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits))
+            lines.update(line for line in done.stderr.splitlines() if "Too many open files" in line)
+        listening = [line for line in lines if "cannot listen" in line]
+        self.assertTrue(listening, lines)
+        for line in listening:
+            self.assertIn("ulimit -n", line)
+            self.assertNotIn("choose another", line)
 
     @unittest.skipIf(os.environ.get("NFP_SANITIZE"), "a sanitizer's own memory would count")
     def test_threads_that_the_system_does_not_give_are_told(self):

@@ -243,7 +243,7 @@ class Generate(Scratch):
                                "cpu", "--precision", "fp16", "--kv-cache-memory", "200GB", "--block-size", "256"],
                               capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 1, done.stderr)
-        self.assertRegex(done.stderr, r"warning the KV cache takes 200\.00 GiB when it is full, and \d+\.\d\d GiB of memory are free")
+        self.assertRegex(done.stderr, r"warning the KV cache, when it is full, takes 200\.00 GiB, and \d+\.\d\d GiB of memory are free")
         self.assertIn("cannot allocate", done.stderr)
 
     def test_standard_error_that_takes_nothing_is_no_failure(self):

@@ -368,9 +368,13 @@ def test_health_fails_while_a_step_does_not_finish(launch):
     assert httpx.get(server.url + "/health").status_code == 200
 
 
-def test_a_lost_device_ends_every_request_and_the_server(tmp_path):
+@pytest.mark.parametrize("flags, message, told", [
+    ([], "the fake device is lost", "the device is lost"),
+    (["--throws"], "the engine ended by an exception: std::bad_alloc", "the engine is lost"),
+])
+def test_a_lost_device_ends_every_request_and_the_server(tmp_path, flags, message, told):
     with open(tmp_path / "log", "w", encoding="utf-8") as log:
-        server = Server([os.environ["NFP_SERVE_FAKE"], "--step-us", "20000", "--fails-after", "20"], log)
+        server = Server([os.environ["NFP_SERVE_FAKE"], "--step-us", "20000", "--fails-after", "20", *flags], log)
     later = server.connect()
     later.sendall(b"GET /health HTTP/1.1\r\nHo")  # half a request, so that the connection stays when others are refused
     body = {"prompt": "x", "max_tokens": 100}
@@ -378,8 +382,8 @@ def test_a_lost_device_ends_every_request_and_the_server(tmp_path):
         whole = pool.submit(lambda: httpx.post(server.url + "/v1/completions", json=body, timeout=30))
         with httpx.stream("POST", server.url + "/v1/completions", json=body | {"stream": True}, timeout=30) as answer:
             streamed = answer.read().decode()
-    assert whole.result().status_code == 503 and "the fake device is lost" in whole.result().json()["error"]["message"]
-    assert "the fake device is lost" in streamed
+    assert whole.result().status_code == 503 and message in whole.result().json()["error"]["message"]
+    assert message in streamed
     try:  # health is 503 as long as there is somebody to say so
         later.sendall(b"st: x\r\n\r\n")
         answer = read_response(later)
@@ -388,7 +392,21 @@ def test_a_lost_device_ends_every_request_and_the_server(tmp_path):
     later.close()
     assert not answer or (b"503" in answer.split(b"\r\n")[0] and b"device_failed" in answer), answer
     assert server.process.wait(30) == 1
-    assert "the device is lost" in server.output()
+    assert told in server.output()
+
+
+def test_a_device_that_is_lost_while_the_server_drains_is_told_too(tmp_path):
+    with open(tmp_path / "log", "w", encoding="utf-8") as log:
+        server = Server([os.environ["NFP_SERVE_FAKE"], "--step-us", "20000", "--fails-after", "50"], log)
+    body = {"prompt": "x", "max_tokens": 100, "stream": True}
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as answer:
+        pieces = answer.iter_text()
+        streamed = next(pieces)
+        server.process.terminate()
+        streamed += "".join(pieces)
+    assert "the fake device is lost" in streamed
+    assert server.process.wait(30) == 1
+    assert "the device or the engine failed" in server.output()
 
 
 def request_bytes(method, path, body=b""):

@@ -15,6 +15,7 @@ namespace nfp {
 namespace {
 
 using cpu::AttentionTask;
+using cpu::group_of;
 using cpu::kPartitionTiles;
 using cpu::kTileGroups;
 using cpu::kTileKeys;
@@ -41,11 +42,6 @@ inline Lanes lanes_of(const KvLayer& layer, int32_t group) {
   const int32_t part = group % layer.lane_groups;
   const int32_t left = layer.block_size - part * 16;
   return {group / layer.lane_groups * layer.block_size + part * 16, left < 16 ? left : 16};
-}
-
-// The group that holds `key`.
-inline int32_t group_of(const KvLayer& layer, int32_t key) {
-  return key / layer.block_size * layer.lane_groups + key % layer.block_size / 16;
 }
 
 inline void widen_row(const KvLayer& layer, const void* base, int64_t offset, int64_t count, float* out, int64_t step) {
@@ -86,14 +82,14 @@ inline void unpack_tile(const AttentionTask& task, int32_t first_group, const Ti
   const KvLayer& layer = task.layer;
   for (int j = 0; j < tile.count; ++j) {
     const int32_t group = first_group + j;
-    const int64_t block = task.blocks[group / layer.lane_groups];
+    const int64_t block = task.blocks[group / layer.lane_groups] * layer.block_stride;
     const int64_t part = group % layer.lane_groups;
-    const int64_t head = block * layer.kv_heads + task.kv_head;
-    widen_row(layer, layer.keys, (head * layer.lane_groups + part) * layer.dim * 16, layer.dim, keys + j * 16,
+    const int64_t head = task.kv_head;
+    widen_row(layer, layer.keys, block + (head * layer.lane_groups + part) * layer.dim * 16, layer.dim, keys + j * 16,
               kTileKeys);
     const int count = tile.groups[j].count;
-    widen_row(layer, layer.values, (head * layer.block_size + part * 16) * layer.dim, int64_t{count} * layer.dim / 16,
-              values + static_cast<int64_t>(j) * 16 * layer.dim, 16);
+    widen_row(layer, layer.values, block + (head * layer.block_size + part * 16) * layer.dim,
+              int64_t{count} * layer.dim / 16, values + static_cast<int64_t>(j) * 16 * layer.dim, 16);
     for (int64_t i = int64_t{count} * layer.dim; i < 16 * int64_t{layer.dim}; i += 16) {
       store(values + static_cast<int64_t>(j) * 16 * layer.dim + i, zero());
     }
@@ -299,9 +295,8 @@ void attention(const AttentionTask& task) {
     if (task.rows[r].end > end) end = task.rows[r].end;
   }
   if (begin < end) {
-    constexpr int32_t kGroups = kPartitionTiles * kTileGroups;
-    const int32_t last = group_of(task.layer, end - 1) / kGroups;
-    for (int32_t p = group_of(task.layer, begin) / kGroups; p <= last; ++p) {
+    const int32_t last = cpu::partition_of(task.layer, end - 1);
+    for (int32_t p = cpu::partition_of(task.layer, begin); p <= last; ++p) {
       attention_partition(task, p, scratch.partition);
       merge(task, total, state_at(scratch.partition, task.row_count));
     }

@@ -287,6 +287,31 @@ TEST(Attention, ChunksDecodeAndCompanyDoNotChangeARow) {
   }
 }
 
+// Blocks of 40 have three groups of lanes, the last of eight keys, and those of 528 have 33: a partition has 32.
+TEST(Attention, PartitionsMayEndWithinABlock) {
+  for (const KernelTable* table : runnable_tables()) {
+    for (const Shape& shape : {Shape{.heads = 2, .kv_heads = 1, .head_dim = 16, .block_size = 40, .window = 19},
+                               Shape{.heads = 2, .kv_heads = 1, .head_dim = 16, .block_size = 528}}) {
+      const int length = 560;
+      Model whole(shape, *table, 1, {length}, 15);
+      whole.step({{0, 0, length}});
+      Model pieces(shape, *table, 3, {length}, 15);
+      pieces.step({{0, 0, 400}});
+      for (int t = 400; t < length; ++t) pieces.step({{0, t, 1}});
+      EXPECT_EQ(pieces.outputs, whole.outputs) << table->name << " block size " << shape.block_size;
+    }
+  }
+}
+
+// Memory is the system's until a block is used: a first step must not touch as many huge pages as there are layers.
+TEST(KvCache, WhatLayersHoldOfABlockLiesTogether) {
+  const KvCacheSpec spec{30, 2, 64, 16, 1000, DType::kF16};
+  const auto cache = CpuKvCache::create(spec).value();
+  const auto* first = static_cast<const char*>(cache->layer(0).keys);
+  const auto* last = static_cast<const char*>(cache->layer(29).values);
+  EXPECT_LT(last - first, static_cast<ptrdiff_t>(CpuKvCache::bytes_per_block(spec)));
+}
+
 TEST(Attention, SplitPartitionsMergeToTheWhole) {
   Random random(14);
   for (const KernelTable* table : runnable_tables()) {
@@ -338,10 +363,10 @@ std::unique_ptr<CpuKvCache> cache_of_codes(int tokens, int block_size, int dim, 
   auto* to_keys = static_cast<uint8_t*>(const_cast<void*>(layer.keys));
   auto* to_values = static_cast<uint8_t*>(const_cast<void*>(layer.values));
   for (int t = 0; t < tokens; ++t) {
-    const int64_t block = t / block_size, place = t % block_size;
+    const int64_t block = t / block_size * layer.block_stride, place = t % block_size;
     for (int d = 0; d < dim; ++d) {
-      to_keys[((block * layer.lane_groups + place / 16) * layer.dim + d) * 16 + place % 16] = keys(t, d);
-      to_values[(block * block_size + place) * layer.dim + d] = values(t, d);
+      to_keys[block + ((place / 16) * layer.dim + d) * 16 + place % 16] = keys(t, d);
+      to_values[block + place * layer.dim + d] = values(t, d);
     }
   }
   return cache;

@@ -54,6 +54,8 @@ Executor::Needs Executor::needs_of(const Operation& operation) const {
     const int64_t chunk = std::min<int64_t>(experts->rows, kMaxLinearRows);  // an expert has a row at most once
     needs.per_thread = round_up(linear_scratch_bytes(kernels_.pairs, chunk, k));
     if (!experts->sorted) needs.per_thread += carve_gathered(chunk, k, prepare, nullptr).bytes;
+    const int64_t full = assignments_of(experts->routes, experts->rows) / std::max<int64_t>(1, chunk);
+    needs.parts = static_cast<size_t>(experts->routes.experts + full);
     (inputs <= kPrivateRows ? needs.input : needs.shared) = carve(inputs, k, prepare, nullptr).bytes;
   } else if (const auto* rope = std::get_if<RopeArgs>(&operation)) {
     needs.per_thread = round_up(static_cast<size_t>(rope->head_dim + 16) * (sizeof(float) + sizeof(uint16_t)));
@@ -76,6 +78,7 @@ Status Executor::reserve(std::span<const Operation> operations) {
     most.per_thread = std::max(most.per_thread, needs.per_thread);
     most.input = std::max(most.input, needs.input);
     most.shared = std::max(most.shared, needs.shared);
+    most.parts = std::max(most.parts, needs.parts);
     most.vocab = std::max(most.vocab, needs.vocab);
   }
   for (Mapping& scratch : scratch_) {
@@ -89,12 +92,15 @@ Status Executor::reserve(std::span<const Operation> operations) {
   if (shared_.bytes() < most.shared) {
     NFP_ASSIGN_OR_RETURN(shared_, Mapping::create(most.shared));
   }
-  if (most.vocab > 0) {
-    try {
-      for (SampleScratch& scratch : sampling_) scratch.reserve(most.vocab);
-    } catch (const std::bad_alloc&) {
-      return error(ErrorCode::kResource, "cannot allocate memory to sample from a vocabulary of {}", most.vocab);
+  try {  // here, as no thread of the pool may throw
+    for (std::vector<ExpertRows>& parts : expert_rows_) parts.reserve(most.parts);
+    for (SampleScratch& scratch : sampling_) {
+      if (most.vocab > 0) scratch.reserve(most.vocab);
     }
+  } catch (const std::bad_alloc&) {
+    return error(ErrorCode::kResource,
+                 "cannot allocate memory to sample from a vocabulary of {}, or for {} parts of experts' rows",
+                 most.vocab, most.parts);
   }
   return ok_status();
 }

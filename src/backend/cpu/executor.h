@@ -55,6 +55,7 @@ class Executor {
     size_t per_thread = 0;
     size_t input = 0;  // per thread: its own copy of a matrix product's input
     size_t shared = 0;
+    size_t parts = 0;  // of the rows of all experts
     int32_t vocab = 0;
   };
   Needs needs_of(const Operation& operation) const;

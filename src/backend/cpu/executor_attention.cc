@@ -102,7 +102,7 @@ AttentionSplit split_of(const AttentionArgs& args, int threads) {
     longest = std::max(longest, args.batch.positions[args.batch.query_start[s + 1] - 1] + 1);
   });
   const KvLayer layer = static_cast<const CpuKvCache&>(*args.cache).layer(args.layer);
-  const int32_t partitions = (longest + partition_keys(layer) - 1) / partition_keys(layer);
+  const int32_t partitions = longest > 0 ? partition_of(layer, longest - 1) + 1 : 0;
   if (threads > 1 && rows <= kMaxSplitRows && split.items < 4 * threads && partitions <= kMaxSplitPartitions) {
     split.partitions = partitions;
     split.state_floats = attention_state_floats(kMaxSplitRows, layer.dim);
@@ -132,10 +132,10 @@ size_t most_split_bytes(const AttentionArgs& args, int threads) {
   if (threads <= 1) return 0;
   const KvLayer layer = static_cast<const CpuKvCache&>(*args.cache).layer(args.layer);
   const int64_t keys = int64_t{args.batch.table_width} * layer.block_size;
-  const int64_t partitions = (keys + partition_keys(layer) - 1) / partition_keys(layer);
+  const auto last = static_cast<int32_t>(std::min<int64_t>(keys, INT32_MAX) - 1);
   AttentionSplit split;
   split.items = 4 * threads - 1;
-  split.partitions = static_cast<int32_t>(std::min<int64_t>(partitions, kMaxSplitPartitions));
+  split.partitions = std::min(partition_of(layer, last) + 1, kMaxSplitPartitions);
   split.state_floats = attention_state_floats(kMaxSplitRows, layer.dim);
   return split.bytes();
 }
@@ -172,16 +172,15 @@ void Executor::execute(const RopeArgs& args, int thread) {
       if (is_query) continue;
     }
     const int64_t slot = args.batch.slots[token];
-    const int64_t block = slot / layer.block_size, place = slot % layer.block_size;
+    const int64_t block = slot / layer.block_size * layer.block_stride, place = slot % layer.block_size;
     const int64_t kv_head = head - args.heads - (is_value ? args.kv_heads : 0);
-    const int64_t base = block * layer.kv_heads + kv_head;
     const float* source = is_value ? x : rotated;
     const auto write = [&](auto* cache, const auto* row) {
       if (is_value) {
-        std::memcpy(cache + (base * layer.block_size + place) * layer.dim, row,
+        std::memcpy(cache + block + (kv_head * layer.block_size + place) * layer.dim, row,
                     static_cast<size_t>(dim) * sizeof(*row));
       } else {
-        auto* column = cache + (base * layer.lane_groups + place / 16) * layer.dim * 16 + place % 16;
+        auto* column = cache + block + (kv_head * layer.lane_groups + place / 16) * layer.dim * 16 + place % 16;
         for (int64_t d = 0; d < dim; ++d) column[d * 16] = row[d];
       }
     };
@@ -218,7 +217,6 @@ void Executor::execute(const AttentionArgs& args, int thread) {
 void Executor::split_attention(const AttentionArgs& args, const AttentionSplit& split, int thread) {
   AttentionTask task = attention_task(args, scratch_[static_cast<size_t>(thread)].as<float>());
   std::array<QueryRow, kMaxQueryRows> rows;
-  const int32_t keys = partition_keys(task.layer);
   const auto state = [&](int64_t item, int32_t partition) {
     return shared_.as<float>() + (item * split.partitions + partition) * static_cast<int64_t>(split.state_floats);
   };
@@ -229,7 +227,7 @@ void Executor::split_attention(const AttentionArgs& args, const AttentionSplit& 
       set_item(args, s, head, first, count, rows.data(), task);
       const int32_t begin = rows[0].begin;  // later rows begin and end later
       const int32_t end = rows[static_cast<size_t>(count) - 1].end;
-      f(item++, begin / keys, (end - 1) / keys + 1);
+      f(item++, partition_of(task.layer, begin), partition_of(task.layer, end - 1) + 1);
     });
   };
   int64_t piece = 0;

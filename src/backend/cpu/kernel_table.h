@@ -119,10 +119,10 @@ inline constexpr int kPartitionTiles = 8;
 inline constexpr int kMaxQueryRows = 48;
 
 struct KvLayer {
-  const void* keys = nullptr;    // [blocks, kv_heads, lane_groups, dim, 16]
-  const void* values = nullptr;  // [blocks, kv_heads, block_size, dim]
+  const void* keys = nullptr;    // of a block: [kv_heads, lane_groups, dim, 16]
+  const void* values = nullptr;  // of a block: [kv_heads, block_size, dim]
+  int64_t block_stride = 0;      // numbers from a block's to the next one's
   DType dtype = DType::kF16;     // kF16, kF8E4M3 or kF32
-  int32_t kv_heads = 0;
   int32_t block_size = 0;
   int32_t lane_groups = 0;  // a block: block_size / 16 rounded up
   int32_t dim = 0;          // head_dim rounded up to 16; what is added is zero
@@ -158,9 +158,12 @@ constexpr size_t attention_scratch_floats(int64_t dim) {
          2 * attention_state_floats(kMaxQueryRows, dim);
 }
 
-// Keys of one partition.
-constexpr int32_t partition_keys(const KvLayer& layer) {
-  return kPartitionTiles * kTileGroups / layer.lane_groups * layer.block_size;
+// The group that holds `key`, and the partition that holds the group: a block may begin in one and end in the next.
+constexpr int32_t group_of(const KvLayer& layer, int32_t key) {
+  return key / layer.block_size * layer.lane_groups + key % layer.block_size / 16;
+}
+constexpr int32_t partition_of(const KvLayer& layer, int32_t key) {
+  return group_of(layer, key) / (kPartitionTiles * kTileGroups);
 }
 
 struct RopeHead {

@@ -29,14 +29,15 @@ class CpuKvCache final : public KvCache {
   size_t bytes() const override { return bytes_per_block(spec_) * static_cast<size_t>(spec_.blocks); }
 
   KvLayer layer(int index) const {
-    const size_t blocks = static_cast<size_t>(spec_.blocks);
-    const size_t per_layer = blocks * (key_floats(spec_) + value_floats(spec_)) * size_of(spec_.dtype);
-    char* base = memory_.as<char>() + per_layer * static_cast<size_t>(index);
+    // All layers of a block lie together: memory is taken from the system as blocks come into use, a huge page at a
+    // time, and not a page for each layer in one step.
+    const size_t numbers = key_floats(spec_) + value_floats(spec_);
+    char* base = memory_.as<char>() + numbers * static_cast<size_t>(index) * size_of(spec_.dtype);
     KvLayer layer;
     layer.keys = base;
-    layer.values = base + blocks * key_floats(spec_) * size_of(spec_.dtype);
+    layer.values = base + key_floats(spec_) * size_of(spec_.dtype);
+    layer.block_stride = static_cast<int64_t>(numbers) * spec_.layers;
     layer.dtype = spec_.dtype;
-    layer.kv_heads = spec_.kv_heads;
     layer.block_size = spec_.block_size;
     layer.lane_groups = (spec_.block_size + 15) / 16;
     layer.dim = (spec_.head_dim + 15) / 16 * 16;

@@ -22,6 +22,9 @@ using boost::system::error_code;
 namespace {
 
 constexpr std::chrono::milliseconds kAcceptPause{50};
+constexpr const char* kMoreFiles = "allow more open files (ulimit -n)";
+
+bool out_of_files(const error_code& code) { return code == asio::error::no_descriptors; }
 
 void run(asio::io_context& context) {
   for (;;) {
@@ -166,8 +169,8 @@ asio::awaitable<void> Server::Impl::accept_connections() {
     if (ec == asio::error::operation_aborted || !acceptor->is_open()) co_return;
     if (ec) {  // out of file descriptors, or the client was faster in leaving
       if (is_due(next_failure)) {
-        const bool files = ec == asio::error::no_descriptors;
-        log::warn("accept failed: {}{}", ec.message(), files ? "; allow more open files (ulimit -n)" : "");
+        log::warn("accept failed: {}{}{}", ec.message(), out_of_files(ec) ? "; " : "",
+                  out_of_files(ec) ? kMoreFiles : "");
       }
       pause.expires_after(kAcceptPause);
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
@@ -208,11 +211,17 @@ asio::awaitable<void> Server::Impl::sweeper(IoLoop* loop) {
 
 Result<std::unique_ptr<Server>> Server::listen(ServerOptions options, Handler* handler) {
   if (options.threads < 1) return error(ErrorCode::kUsage, "--io-threads is {}; expected at least 1", options.threads);
+  allow_most_open_files();
   auto impl = std::make_unique<Impl>();
   impl->options = std::move(options);
   impl->handler = handler;
   impl->budget = std::make_shared<ByteBudget>(impl->options.max_request_bytes);
-  for (int i = 0; i < impl->options.threads; ++i) impl->loops.push_back(std::make_unique<IoLoop>());
+  try {
+    for (int i = 0; i < impl->options.threads; ++i) impl->loops.push_back(std::make_unique<IoLoop>());
+  } catch (const boost::system::system_error& e) {
+    return error(ErrorCode::kIo, "--io-threads {}: {}; {}", impl->options.threads, e.what(),
+                 out_of_files(e.code()) ? kMoreFiles : "use fewer");
+  }
   const std::string& host = impl->options.host;
   const uint16_t port = impl->options.port;
 
@@ -236,12 +245,10 @@ Result<std::unique_ptr<Server>> Server::listen(ServerOptions options, Handler* h
   if (!ec) acceptor.bind(endpoint, ec);
   if (!ec) acceptor.listen(4096, ec);
   if (ec) {
-    return error(ErrorCode::kIo, "cannot listen on {}: {}; choose another --port or --host", authority(endpoint),
-                 ec.message());
+    return error(ErrorCode::kIo, "cannot listen on {}: {}; {}", authority(endpoint), ec.message(),
+                 out_of_files(ec) ? kMoreFiles : "choose another --port or --host");
   }
   impl->endpoint = acceptor.local_endpoint(ec);
-
-  allow_most_open_files();
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 

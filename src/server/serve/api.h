@@ -34,6 +34,7 @@ class Api final : public http::Handler {
   // Until then only what needs no model is answered; the rest gets 503. `state` must outlive all requests.
   void set_ready(ServerState* state) { state_.store(state, std::memory_order_release); }
   void set_draining() { draining_.store(true, std::memory_order_relaxed); }
+  bool draining() const { return draining_.load(std::memory_order_relaxed); }
   // Whether we listen on a loopback address; before the first request.
   void set_loopback(bool loopback) { loopback_ = loopback; }
   // Where /metrics takes connection counts from; likewise.

@@ -67,9 +67,9 @@ void Api::page(Call& call) {
 void Api::health(Call& call) {
   ServerState* s = state();
   if (s == nullptr) return reply_error(call, ApiError{503, "the model is being loaded", "", "loading"});
-  if (s->engine->device_failed()) {
-    return reply_error(call,
-                       ApiError{503, "the device has failed; the server is to be started again", "", "device_failed"});
+  if (s->engine->failed()) {
+    return reply_error(call, ApiError{503, "the device or the engine has failed; the server is to be started again", "",
+                                      "device_failed"});
   }
   if (draining_) return reply_error(call, ApiError{503, "the server is shutting down", "", "draining"});
   const double stalled = s->engine->seconds_since_progress();

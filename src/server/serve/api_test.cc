@@ -252,12 +252,16 @@ TEST_F(ApiTest, AnEchoIsScoredOnceForItsChoices) {
   EXPECT_EQ(metrics.substr(metrics.find("} ", cached) + 2, 4), std::to_string(2 * 2 * 96) + "\n");
 }
 
-TEST_F(ApiTest, EachChoicesPromptCountsAsWhatRequestsHold) {
+TEST_F(ApiTest, EachChoicesPromptAndStopStringsCountAsWhatRequestsHold) {
   start({}, /*max_queue=*/1024);
   for (const auto& [choices, status] : {std::pair(8, 200), {16, 429}}) {
-    budget_ = std::make_shared<http::ByteBudget>(100'000);
-    ask("/v1/completions", fmt::format(R"({{"prompt":"{}","max_tokens":1,"n":{}}})", std::string(1000, 'p'), choices),
-        status);
+    for (const auto& [prompt, stop] : {std::pair(1000, 1), {1, 800}}) {
+      budget_ = std::make_shared<http::ByteBudget>(100'000);
+      ask("/v1/completions",
+          fmt::format(R"({{"prompt":"{}","max_tokens":1,"stop":"{}","n":{}}})", std::string(prompt, 'p'),
+                      std::string(stop, 's'), choices),
+          status);
+    }
   }
 }
 

@@ -64,12 +64,12 @@ void DemoLoad::loop() {
     const auto due = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(wait));
     if (changed_.wait_until(lock, due, [&] { return stop_ || rate_ != rate; })) continue;
     lock.unlock();
-    if (open_.load(std::memory_order_relaxed) < kMostOpen) {
-      open_.fetch_add(1, std::memory_order_relaxed);
-      const Status taken = engine_.submit(next_request(), [this](RequestOutput&& output) {
-        if (output.finish) open_.fetch_sub(1, std::memory_order_relaxed);
+    if (open_->load(std::memory_order_relaxed) < kMostOpen) {
+      open_->fetch_add(1, std::memory_order_relaxed);
+      const Status taken = engine_.submit(next_request(), [open = open_](RequestOutput&& output) {
+        if (output.finish) open->fetch_sub(1, std::memory_order_relaxed);
       });
-      if (!taken.ok()) open_.fetch_sub(1, std::memory_order_relaxed);  // the queue is full
+      if (!taken.ok()) open_->fetch_sub(1, std::memory_order_relaxed);  // the queue is full
     }
     lock.lock();
   }

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -35,7 +36,8 @@ class DemoLoad {
   const int32_t vocab_, max_context_;
   std::mt19937_64 random_{20250523};
   uint64_t serial_ = 0;
-  std::atomic<int32_t> open_{0};
+  // Its requests have it too: they may end after this.
+  const std::shared_ptr<std::atomic<int32_t>> open_ = std::make_shared<std::atomic<int32_t>>(0);
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   double rate_ = 0;

@@ -68,6 +68,15 @@ std::unique_ptr<AnswerWriter> make_writer(const GenerationRequest& request, Serv
   return std::make_unique<ResponseWriter>(&request, &state.model, (request.chat ? "chatcmpl-" : "cmpl-") + id, created);
 }
 
+// What the engine holds of them for one choice. Whoever looks for a stop string keeps where to go on from, for each of
+// its bytes.
+uint64_t bytes_of(const SamplingParams& sampling) {
+  uint64_t bytes = sampling.logit_bias.size() * sizeof(sampling.logit_bias.front()) +
+                   2 * sampling.stop_token_ids.size() * sizeof(int32_t);
+  for (const std::string& stop : sampling.stop) bytes += stop.size() * (2 + sizeof(size_t));
+  return bytes;
+}
+
 const char* prompt_field(const GenerationRequest& request) {
   if (request.api == TextApi::kResponses) return "input";
   return request.chat ? "messages" : "prompt";
@@ -269,10 +278,12 @@ void Generation::set_parser(Choice& choice, bool* needs_special) const {
 MaybeError Generation::submit_all() {
   const auto samples = static_cast<size_t>(request_.best_of);
   // Each choice has its prompt as a request, as a sequence and, where they are asked for, as text or ids.
+  const uint64_t others = bytes_of(request_.sampling);
   uint64_t copies = 0;
   for (size_t p = 0; p < prepared_.prompts.size(); ++p) {
     const size_t arrays = request_.return_token_ids ? 3 : 2;
-    copies += samples * (prepared_.prompts[p].size() * sizeof(int32_t) * arrays + prepared_.prompt_texts[p].size());
+    const uint64_t prompt = prepared_.prompts[p].size() * sizeof(int32_t) * arrays + prepared_.prompt_texts[p].size();
+    copies += samples * (prompt + others);
   }
   if (!lease_.resize(lease_.bytes() + copies)) {
     return ApiError{429, "the server holds as many bytes of requests as it may; try again later", "", ""};

@@ -26,8 +26,8 @@ void ResponseStore::put(Entry entry) {
   if (const auto old = by_id_.find(made->id); old != by_id_.end()) remove(old->second);
   while (bytes_ + size > max_bytes_) remove(std::prev(entries_.end()));
   entries_.push_front(made);
+  bytes_ += size;  // before what may throw: remove() takes it off again
   by_id_.emplace(made->id, entries_.begin());
-  bytes_ += size;
 }
 
 std::shared_ptr<const ResponseStore::Entry> ResponseStore::find(std::string_view id, int key) {

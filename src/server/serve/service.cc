@@ -52,9 +52,14 @@ Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) 
   engine->set_observer(&metrics_);
   metrics_.set_prefix_caching(engine->config().prefix_caching);
   metrics_.timeline().set_policy(engine->policy().name(), engine->config().targets);
-  engine_ = std::make_unique<EngineThread>(std::move(engine), [](const Error& lost) {
-    log::error("the device is lost, and this process with it: {}", lost.message);
-    ::kill(::getpid(), SIGTERM);  // the program drains, and exits with an error
+  engine_ = std::make_unique<EngineThread>(std::move(engine), [this](const Error& lost) {
+    try {
+      const std::string_view what = lost.code == ErrorCode::kDevice ? "device" : "engine";
+      log::error("the {} is lost, and this process with it: {}", what, lost.message);
+    } catch (const std::exception&) {  // not even memory for the line
+    }
+    // The program drains, and exits with an error. Where it drains already, a second signal would end it at once.
+    if (!api_.draining()) ::kill(::getpid(), SIGTERM);
   });
   state_->engine = engine_.get();
   state_->metrics = &metrics_;
@@ -85,6 +90,7 @@ std::string Service::url() const { return http_->url() + api_.root_path(); }
 
 bool Service::drain() {
   api_.set_draining();
+  if (demo_load_) demo_load_->set_rate(0);
   http_->stop_accepting();
   const bool ended = http_->wait_idle(options_.drain_timeout);
   if (!ended) {

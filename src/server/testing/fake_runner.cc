@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -83,6 +84,7 @@ Result<StepOutput> FakeRunner::collect(StepTicket) {
   }
   if (options_.per_token.count() > 0) std::this_thread::sleep_for(options_.per_token * tokens_);
   if (options_.fails_after > 0 && static_cast<StepTicket>(options_.fails_after) < tickets_) {
+    if (options_.throws) throw std::bad_alloc();
     return error(ErrorCode::kDevice, "the fake device is lost");
   }
   return std::exchange(submitted_, {});

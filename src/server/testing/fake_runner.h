@@ -24,6 +24,7 @@ class FakeRunner final : public StepRunner {
     std::chrono::microseconds per_token{0};  // additional time for each token of a step
     int32_t fp8_says = 0;                    // tenth token of answers in FP8 steps; 0 = the same as in FP16
     int32_t fails_after = 0;                 // steps, after which the device is lost; 0 = never
+    bool throws = false;                     // an exception then
   };
   explicit FakeRunner(Options options) : options_(options) {}
 

@@ -45,6 +45,7 @@ struct Flags {
   std::string pooling = "last";
   std::string fp8_says;
   int32_t fails_after = 0;
+  bool throws = false;
   std::string reasoning_parser = "auto";
   std::string chat_template;
   uint64_t response_store = 64u << 20;
@@ -81,7 +82,7 @@ Status run(const Flags& flags) {
   options.drain_timeout = std::chrono::milliseconds(flags.drain_timeout_ms);
   server::FakeRunner runner({flags.max_context, std::chrono::microseconds(flags.step_us),
                              std::chrono::microseconds(flags.token_us),
-                             flags.fp8_says.empty() ? 0 : flags.fp8_says.front(), flags.fails_after});
+                             flags.fp8_says.empty() ? 0 : flags.fp8_says.front(), flags.fails_after, flags.throws});
   NFP_ASSIGN_OR_RETURN(auto service, server::Service::listen(options));
 
   NFP_ASSIGN_OR_RETURN(auto tokenizer, server::make_byte_tokenizer());
@@ -108,7 +109,7 @@ Status run(const Flags& flags) {
   std::fflush(stdout);
   wait_for_stop_signal();
   service->drain();
-  if (service->engine().device_failed()) return error(ErrorCode::kDevice, "the device failed");
+  if (service->engine().failed()) return error(ErrorCode::kDevice, "the device or the engine failed");
   return ok_status();
 }
 
@@ -151,6 +152,7 @@ int main(int argc, char** argv) {
   app.add_option("--pooling", flags.pooling);
   app.add_option("--fp8-says", flags.fp8_says, "one character: the tenth of answers in FP8 steps");
   app.add_option("--fails-after", flags.fails_after, "steps after which the device is lost");
+  app.add_flag("--throws", flags.throws, "an exception then, out of the step");
   app.add_option("--generation-config", flags.generation_config);
   app.add_flag("--log-requests", flags.log_requests);
   CLI11_PARSE(app, argc, argv);

@@ -1,11 +1,14 @@
 // nestedfp tune: which GPU kernel runs which product of a model.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <system_error>
 
 #include "backend/cuda/gemm/plan/tuning_table.h"
@@ -30,6 +33,7 @@ struct TuneFlags {
   std::string tokens;
   std::string check = "35,4";
   std::string out = "gemm-choices.json";
+  std::string log_tried;
   std::string table;
   std::string device = "H200";
   size_t candidates = 16;
@@ -74,7 +78,8 @@ Result<Plan> make_plan(const TuneFlags& flags) {
   if (flags.tokens.empty()) std::erase_if(plan.tokens, [&](int tokens) { return tokens > most; });
   if (!flags.print) {
     NFP_RETURN_IF_ERROR(check_tuned_steps(
-        flags.model, config, {.modes = plan.modes, .tokens = plan.tokens, .checked = plan.checked, .progress = {}}));
+        flags.model, config,
+        {.modes = plan.modes, .tokens = plan.tokens, .checked = plan.checked, .progress = {}, .tried = {}}));
     return plan;
   }
   for (const cuda::GemmShape& shape :
@@ -106,6 +111,22 @@ Status print_choices(const TuneFlags& flags, const Plan& plan) {
 }
 
 #ifdef NFP_HAVE_CUDA
+// A line of --log-tried, which bench/fit_gemm_model.py --steps reads; times in microseconds.
+std::string line_of(const std::string& model, const TriedKernels& tried) {
+  nlohmann::ordered_json us = nlohmann::ordered_json::object();
+  for (size_t i = 0; i < tried.configs.size(); ++i) {
+    us[to_string(tried.configs[i])] = std::round(tried.seconds[i] * 1e8) / 100;
+  }
+  const nlohmann::ordered_json line = {{"model", std::filesystem::path(model).filename().string()},
+                                       {"mode", cuda::name_of(tried.mode)},
+                                       {"tokens", tried.tokens},
+                                       {"n", tried.n},
+                                       {"k", tried.k},
+                                       {"layers", tried.layers},
+                                       {"step_us", us}};
+  return line.dump() + "\n";
+}
+
 Result<cuda::Tuned> tune_shapes(const TuneFlags& flags, const Plan& plan, const Progress& progress) {
   NFP_ASSIGN_OR_RETURN(const cuda::Gemm gemm, cuda::Gemm::create());
   cuda::TuneOptions options;
@@ -119,6 +140,11 @@ Result<cuda::Tuned> tune_shapes(const TuneFlags& flags, const Plan& plan, const 
 
 Status measure(const TuneFlags& flags, const Plan& plan) {
   NFP_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create_output(flags.out));  // before minutes of measuring
+  std::optional<AtomicFile> log;
+  if (!flags.log_tried.empty()) {
+    NFP_ASSIGN_OR_RETURN(log, AtomicFile::create_output(flags.log_tried));
+  }
+  std::string log_lines;
   size_t done = 0;
   const size_t all = ((flags.model.empty() ? 0 : 1) + plan.shapes.size()) * plan.modes.size() *
                      (plan.tokens.size() + plan.checked.size());
@@ -135,12 +161,19 @@ Status measure(const TuneFlags& flags, const Plan& plan) {
                                                                            .tokens = plan.tokens,
                                                                            .checked = plan.checked,
                                                                            .candidates = flags.candidates,
-                                                                           .progress = progress}));
+                                                                           .progress = progress,
+                                                                           .tried = [&](const TriedKernels& tried) {
+                                                                             log_lines += line_of(flags.model, tried);
+                                                                           }}));
     add(steps, "steps,");
   }
   if (!plan.shapes.empty()) {
     NFP_ASSIGN_OR_RETURN(const cuda::Tuned shapes, tune_shapes(flags, plan, progress));
     add(shapes, "products,");
+  }
+  if (log) {
+    NFP_RETURN_IF_ERROR(log->write(log_lines));
+    NFP_RETURN_IF_ERROR(log->commit());
   }
   NFP_RETURN_IF_ERROR(file.write(table.dump()));
   NFP_RETURN_IF_ERROR(file.commit());
@@ -202,8 +235,12 @@ void add_tune(CLI::App& app, Status& status) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   verb->add_option("--out", flags->out, "file to write")->capture_default_str();
+  auto* log = verb->add_option("--log-tried", flags->log_tried,
+                               "file for the time of every kernel that was tried in MODEL's steps, as JSON lines; "
+                               "replaced if it is there");
   verb->add_flag("--force", flags->force, "replace the file if it is there");
   auto* print = verb->add_flag("--print", flags->print, "measure nothing: show what would run on --device");
+  print->excludes(log);
   auto* table = verb->add_option("--table", flags->table, "with --print: choices to read instead of the built-in ones");
   table->needs(print);
   verb->add_option("--device", flags->device, "with --print: whose built-in choices")

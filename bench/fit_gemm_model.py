@@ -2,7 +2,7 @@
 """Fits the model of src/backend/cuda/gemm/plan/predict.h to times that gemm_grid --random-m SEED,COUNT --log-tried wrote.
 
     bench/fit_gemm_model.py src/backend/cuda/gemm/plan/choices_h200.json bench/results/gemm-h200-fit.jsonl [--tuned FILE...] [--search SECONDS]
-        [--tiles MODE:TILE,TILE... | --joins]
+        [--tiles MODE:TILE,TILE... | --joins | --steps FILE... [--keep MODE:TILE,TILE...]]
 
 Replaces "models" in the first file, of the modes that were timed, from where they stand, and prints how well each mode is
 fitted. From the files after --tuned (gemm_grid --tokens 1,8,16,24,32,40,48,64 --log-tried), whose times are fitted to as well, the
@@ -14,6 +14,8 @@ fitted best by a model that is right where nothing is chosen; this fits the choi
 --tiles "e4m3:128x256 c2 b1,128x224 c2 b1": with --search, which moves the costs of these tiles alone, new to the mode's model or not, among the
 tiles that it has; all else stays.
 --joins: with --search, which moves what joining parts costs alone.
+--steps: with --search, which moves tiles' costs alone, as few as pay, so that choices come closer to the fastest in the steps that
+nestedfp tune --log-tried timed too. All files behind it are such. --keep: tiles whose costs stay.
 Needs numpy.
 """
 import collections
@@ -151,22 +153,44 @@ def features(n, k, m, config, mode, clusters):
                 stream=float(stream), stream_kb=stream * kilobytes * fragments)
 
 
+def moved_at_random(p, free, cost, seconds, back_to=None):
+    """p with one to three of `free` moved at a time, and kept where the cost fell; sometimes they return to `back_to`."""
+    random, least, size, end, tries = np.random.default_rng(1), cost(p), 0.1, time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        moved = p.copy()
+        some = random.choice(free, random.integers(1, min(3, len(free)) + 1), replace=False)
+        moved[some] += random.normal(0, size, len(some))
+        if back_to is not None and random.random() < 0.2:
+            moved[some] = back_to[some]
+        now = cost(moved)
+        if now < least:
+            p, least = moved, now
+        tries += 1
+        if tries % 500 == 0:
+            size = max(0.02, 0.85 * size)
+    return p
+
+
 class Fit:
-    def __init__(self, mode, samples):
+    def __init__(self, mode, samples, tiles=None):
+        """samples: n, k, m, kernel, microseconds, clusters, and what else tells a cell from others of the same n, k, m."""
         self.mode, self.samples = mode, samples
-        rows = [features(n, k, m, config, mode, clusters) for n, k, m, config, _, clusters in samples]
+        rows = [features(*s[:4], mode, s[5]) for s in samples]
         self.f = {key: np.array([row[key] for row in rows], float) for key in rows[0]}
         names = [tile_of(s[3]) for s in samples]
-        self.tiles = sorted(set(names))
+        self.tiles = sorted(tiles or set(names))
         self.tile = np.array([self.tiles.index(name) for name in names])
         cells = {}
-        self.cell = np.array([cells.setdefault(s[:3], len(cells)) for s in samples])
+        self.cell = np.array([cells.setdefault((*s[:3], *s[6:]), len(cells)) for s in samples])
         self.cells = len(cells)
         self.us = np.array([s[4] for s in samples])
         self.margin = np.array([1 if parse(s[3])[5] else STREAM_MARGIN if s[2] <= 2 * parse(s[3])[1] else WIDE_STREAM_MARGIN
                                 for s in samples])
         self.best = np.full(self.cells, np.inf)
         np.minimum.at(self.best, self.cell, self.us)
+        order = np.argsort(self.cell, kind="stable")
+        starts = np.searchsorted(self.cell[order], np.arange(self.cells))
+        self.in_cells = order, starts, np.diff(np.append(starts, len(order)))
 
     def first_guess(self, model):
         """The model that there is, and for what it does not know rough rates."""
@@ -225,35 +249,40 @@ class Fit:
         free = [count + i + half * len(self.tiles) for i, name in enumerate(self.tiles) if name in tiles for half in (0, 1)] or range(len(p))
         if joins:
             free = [QUANTITIES.index(key) for key in JOINS]
-        first, logs, margin = p, np.log(self.us), np.log(self.margin)
-        regret = logs - np.log(self.best)[self.cell]
-        order = np.argsort(self.cell, kind="stable")
-        starts = np.searchsorted(self.cell[order], np.arange(self.cells))
-        counts = np.diff(np.append(starts, len(order)))
-        band = np.digitize([s[2] for s in self.samples], [9, 33, 65, 257, 1025])[order][starts]
-        weight = 1 / np.sqrt(np.bincount(band, minlength=6)[band])
-        weight /= weight.sum()
+        first, logs, weight = p, np.log(self.us), self.band_weights()
 
         def cost(p):
             off = np.log(self.predict(p)) - logs
-            us = (off + logs + margin)[order]
-            share = np.exp((np.repeat(np.minimum.reduceat(us, starts), counts) - us) / 0.02)
-            chosen = np.add.reduceat(share * regret[order], starts) / np.add.reduceat(share, starts)
             spread = np.abs(off - (np.bincount(self.cell, off, self.cells) / np.bincount(self.cell))[self.cell]).mean()
-            return (weight * chosen).sum() + 0.05 * spread + 0.0002 * ((p - first)**2).mean()
+            return (weight * self.regrets(p)).sum() + 0.05 * spread + 0.0002 * ((p - first)**2).mean()
 
-        random, least, size, end, tries = np.random.default_rng(1), cost(p), 0.1, time.monotonic() + seconds, 0
-        while time.monotonic() < end:
-            moved = p.copy()
-            some = random.choice(free, random.integers(1, min(3, len(free)) + 1), replace=False)
-            moved[some] += random.normal(0, size, len(some))
-            now = cost(moved)
-            if now < least:
-                p, least = moved, now
-            tries += 1
-            if tries % 500 == 0:
-                size = max(0.02, 0.85 * size)
-        return p
+        return moved_at_random(p, free, cost, seconds)
+
+    def search_steps(self, p, seconds, steps, kept):
+        """Tiles' costs that choose better by these times and by `steps`, another Fit; a cost that moves must pay for it."""
+        count = len(QUANTITIES)
+        free = [count + i + half * len(self.tiles) for i, name in enumerate(self.tiles) if name not in kept for half in (0, 1)]
+        first, weight = p, self.band_weights()
+
+        def cost(p):
+            return (weight * self.regrets(p)).sum() + steps.regrets(p).mean() + 0.0009 * np.abs(p - first).sum()
+
+        return moved_at_random(p, free, cost, seconds, back_to=first)
+
+    def band_weights(self):
+        """Of cells: numbers of tokens in six bands, which count by the root of how many cells they have."""
+        order, starts, _ = self.in_cells
+        band = np.digitize([s[2] for s in self.samples], [9, 33, 65, 257, 1025])[order][starts]
+        weight = 1 / np.sqrt(np.bincount(band, minlength=6)[band])
+        return weight / weight.sum()
+
+    def regrets(self, p):
+        """Of cells: by how much (a logarithm) the choice takes longer than the fastest that was tried; a softened choice."""
+        order, starts, counts = self.in_cells
+        us = np.log(self.predict(p) * self.margin)[order]
+        share = np.exp((np.repeat(np.minimum.reduceat(us, starts), counts) - us) / 0.02)
+        lost = np.log(self.us / self.best[self.cell])[order]
+        return np.add.reduceat(share * lost, starts) / np.add.reduceat(share, starts)
 
     def report(self, mode, p):
         us = self.predict(p) * self.margin
@@ -288,6 +317,25 @@ def fitted(mode, samples, model, seconds, tiles=(), joins=False):
     if tiles:
         entry = {**model, "tiles": model["tiles"] | {name: cost for name, cost in entry["tiles"].items() if name in tiles}}
     return mode, entry
+
+
+def fitted_to_steps(mode, samples, steps, model, seconds, kept):
+    known = lambda samples: [s for s in samples if tile_of(s[3]) in model["tiles"]]
+    fit, of_steps = Fit(mode, known(samples), model["tiles"]), Fit(mode, known(steps), model["tiles"])
+    p = fit.first_guess(model)
+    fit.report(f"{mode}, before the search", p)
+    of_steps.report(f"{mode}, steps, before the search", p)
+    first, p = p, fit.search_steps(p, seconds, of_steps, kept)
+    fit.report(mode, p)
+    of_steps.report(f"{mode}, steps", p)
+    entry = fit.entry(p, model)
+    count = len(QUANTITIES)
+    for i, name in enumerate(fit.tiles):
+        for half in (0, 1):
+            at = count + i + half * len(fit.tiles)
+            if p[at] == first[at]:
+                entry["tiles"][name][half] = model["tiles"][name][half]
+    return mode, {**model, "tiles": entry["tiles"]}
 
 
 def retune(choices, rows, models):
@@ -327,6 +375,23 @@ def main():
         arguments.remove("--joins")
         if not seconds or tiles:
             sys.exit("--joins needs --search SECONDS, and no --tiles beside it")
+    kept, of_steps = collections.defaultdict(list), None
+    while "--keep" in arguments:
+        at = arguments.index("--keep")
+        mode, names = arguments[at + 1].split(":")
+        kept[mode] += names.split(",")
+        del arguments[at:at + 2]
+    if "--steps" in arguments:
+        at = arguments.index("--steps")
+        of_steps = collections.defaultdict(list)
+        for path in arguments[at + 1:]:
+            with open(path) as file:
+                for row in map(json.loads, file):
+                    of_steps[row.get("mode")] += [(row["n"], row["k"], row["tokens"], config, us / row["layers"], clusters_of({}), row["model"])
+                                                  for config, us in row.get("step_us", {}).items() if is_candidate(config, row["mode"])]
+        del arguments[at:]
+        if not seconds or tiles or joins:
+            sys.exit("--steps needs --search SECONDS, and neither --tiles nor --joins beside it")
     for path in arguments:
         if path == "--tuned":
             tuned = []
@@ -345,7 +410,11 @@ def main():
         table = json.load(file)
     models = dict(table.get("models", {}))
     with multiprocessing.Pool() as pool:
-        models.update(pool.starmap(fitted, [(mode, samples[mode], models.get(mode, {}), seconds, tiles.get(mode, ()), joins)
+        if of_steps:
+            models.update(pool.starmap(fitted_to_steps, [(mode, samples[mode], of_steps[mode], models[mode], seconds, kept[mode])
+                                                         for mode in models if samples[mode] and of_steps[mode]]))
+        else:
+            models.update(pool.starmap(fitted, [(mode, samples[mode], models.get(mode, {}), seconds, tiles.get(mode, ()), joins)
                                             for mode in (tiles or MODES.values()) if samples[mode]]))
     table = {"format": "nestedfp gemm choices 2", "device": table["device"], "models": models,
              "choices": table["choices"] if tuned is None else retune(table["choices"], tuned, models)}

@@ -18,6 +18,16 @@
 
 namespace nfp {
 
+// A product's kernels in steps that are alike but for them.
+struct TriedKernels {
+  cuda::Mode mode;
+  int tokens;
+  int64_t n, k;
+  int32_t layers;                     // of the step, each with one such product
+  std::vector<cuda::Config> configs;  // the choice first
+  std::vector<double> seconds;        // of a whole step with each, the median of its turns
+};
+
 struct TuneStepsOptions {
   std::vector<cuda::Mode> modes;  // kF16, kE4M3 or kW8A16: FP16, `fp8-w8a8` and `fp8` steps
   // Tokens of a step, each one of cuda::kTokenBuckets: up to kMostDecoded sequences of one token, else one prompt.
@@ -29,6 +39,8 @@ struct TuneStepsOptions {
   int32_t context = 256;   // tokens, of sequences that decode
   // Told of each step's number of tokens and mode when it is done, as a line of text. May be empty.
   std::function<void(const std::string& line)> progress;
+  // Told of each product's first turns, in which all of its candidates were. May be empty.
+  std::function<void(const TriedKernels& tried)> tried;
 };
 
 inline constexpr int kMostDecoded = 256;

@@ -46,10 +46,18 @@ struct Measured {
   int64_t steps = 0;
 };
 
+// The first sequence of a batch decodes in all steps that compute the other prompts too, in what room it and others
+// leave there; as far as the model's context goes.
+int32_t decoded(const BenchmarkOptions& options, int32_t batch, int32_t most_context) {
+  const int64_t room = std::max(1, options.max_step_tokens - batch);
+  const int64_t before = batch > 1 ? int64_t{batch} * options.context / room + 2 : 0;
+  return static_cast<int32_t>(std::min<int64_t>(options.generate + before, most_context - options.context));
+}
+
 Result<Measured> measure(LoadedModel& loaded, const BenchmarkOptions& options, const Case& c, uint32_t seed,
                          bool profile = false) {
   const int32_t prompt = c.prefill ? options.prompt : options.context;
-  const int32_t generate = c.prefill ? 1 : options.generate;
+  const int32_t generate = c.prefill ? 1 : decoded(options, c.batch, loaded.config.max_context);
   EngineConfig serving;
   serving.max_context = prompt + generate;
   serving.limits.max_sequences = c.batch;
@@ -88,9 +96,16 @@ Result<Measured> measure(LoadedModel& loaded, const BenchmarkOptions& options, c
     measured.steps = recorder.prefill_steps;
     measured.step_s = recorder.prefill_s / static_cast<double>(recorder.prefill_steps);
   } else {
+    if (recorder.decode.empty()) {
+      return error(ErrorCode::kUsage,
+                   "batch {}: the first sequence reaches the end of the model's context ({}) before the last prompt is "
+                   "computed, so no step decodes all of them; choose a smaller --context or --batch, or more "
+                   "--step-tokens than {}",
+                   c.batch, loaded.config.max_context, options.max_step_tokens);
+    }
     measured.step_s = median(recorder.decode);
     measured.steps = static_cast<int64_t>(recorder.decode.size());
-    measured.tokens_per_s = measured.step_s > 0 ? c.batch / measured.step_s : 0;
+    measured.tokens_per_s = c.batch / measured.step_s;
   }
   return measured;
 }

@@ -736,6 +736,16 @@ class Bench(Scratch):
             self.assertGreater(row["tokens_per_s"], 0)
             self.assertLessEqual({"q/k/v", "o", "gate/up", "down", "lm_head", "embed"}, set(row["stage_us"]))
 
+    def test_prompts_that_take_more_steps_than_a_sequence_is_to_decode(self):
+        """A sequence goes on until all of them decode."""
+        long = ["bench", F16_MODEL, "--batch", "4", "--prompt", "4", "--generate", "2", "--repeats", "1", "--step-tokens", "16",
+                "--precisions", "fp16", "--json"]
+        rows = json.loads(run(*long, "--context", "40")[0])["rows"]
+        self.assertGreater(rows[1]["tokens_per_s"], 0)
+        with open(os.path.join(F16_MODEL, "config.json")) as file:
+            most = json.load(file)["max_position_embeddings"]
+        self.assertIn("before the last prompt is computed", failure(*long, "--context", str(most - 2), code=2))
+
     def test_precision_is_another_name_of_precisions(self):
         small = ["bench", F16_MODEL, "--batch", "1", "--prompt", "4", "--generate", "2", "--repeats", "1"]
         for flags in (["--precision", "fp8"], ["--precisions", "fp8", "--baseline", "fp8-channel"]):

@@ -266,6 +266,7 @@ Result<cuda::Comparison> StepTuner::compare(const Product& product, Mode mode, i
         }
         NFP_RETURN_IF_ERROR(take_turns(turning, again ? kLongTurns : kTurns, again ? kLongTurnSeconds : kTurnSeconds));
         std::vector<double> seconds;
+        seconds.reserve(turning.size());
         for (const Candidate* candidate : turning) seconds.push_back(median(candidate->seconds));
         if (!again && options_.tried) {
           options_.tried({mode, tokens, product.n, product.k, config_.layers, {some.begin(), some.end()}, seconds});

@@ -235,7 +235,9 @@ TEST(GenerationRequest, ToolChoice) {
   EXPECT_TRUE(chat_with(tools + R"(,"tool_choice":"required","guided_regex":"a")").error);
   // The form of an answer in text, which a forced call leaves no room for.
   for (const std::string choice : {R"("required")", R"({"type":"function","function":{"name":"f"}})"}) {
-    const auto forced = chat_with(tools + R"(,"response_format":{"type":"json_object"},"tool_choice":)" + choice);
+    std::string fields = tools + R"(,"response_format":{"type":"json_object"},"tool_choice":)";
+    fields += choice;
+    const auto forced = chat_with(fields);
     EXPECT_FALSE(forced.error);
     EXPECT_EQ(forced.request.grammar.kind, GrammarSpec::Kind::kNone);
   }

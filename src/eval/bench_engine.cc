@@ -160,6 +160,10 @@ std::vector<StepRecord> decode_steps(std::span<const StepRecord> steps, int32_t 
   return found;
 }
 
+int32_t steps_before_all_decode(int32_t sequences, int32_t prompt, int32_t step_tokens) {
+  return static_cast<int32_t>(int64_t{sequences} * prompt / std::max(1, step_tokens - sequences)) + 2;
+}
+
 std::vector<double> step_seconds(std::span<const StepRecord> steps) {
   std::vector<double> seconds;
   for (const StepRecord& step : steps) seconds.push_back(step.seconds);

@@ -101,7 +101,10 @@ nlohmann::ordered_json to_json(const HostTimes& host);
 
 // Steps that decode this many sequences and nothing else, in these.
 std::vector<StepRecord> decode_steps(std::span<const StepRecord> steps, int32_t sequences);
-// Their seconds.
+// How many steps the first of so many sequences decodes in before all of them do: those that compute the other prompts,
+// in what room it and others leave there.
+int32_t steps_before_all_decode(int32_t sequences, int32_t prompt, int32_t step_tokens);
+// Seconds of steps.
 std::vector<double> step_seconds(std::span<const StepRecord> steps);
 
 }  // namespace nfp

@@ -46,12 +46,10 @@ struct Measured {
   int64_t steps = 0;
 };
 
-// The first sequence of a batch decodes in all steps that compute the other prompts too, in what room it and others
-// leave there; as far as the model's context goes.
+// Tokens a sequence, so that all of them decode together; as far as the model's context goes.
 int32_t decoded(const BenchmarkOptions& options, int32_t batch, int32_t most_context) {
-  const int64_t room = std::max(1, options.max_step_tokens - batch);
-  const int64_t before = batch > 1 ? int64_t{batch} * options.context / room + 2 : 0;
-  return static_cast<int32_t>(std::min<int64_t>(options.generate + before, most_context - options.context));
+  const int32_t before = batch > 1 ? steps_before_all_decode(batch, options.context, options.max_step_tokens) : 0;
+  return std::min(options.generate + before, most_context - options.context);
 }
 
 Result<Measured> measure(LoadedModel& loaded, const BenchmarkOptions& options, const Case& c, uint32_t seed,

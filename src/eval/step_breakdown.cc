@@ -35,8 +35,7 @@ void fill(StepBreakdown& breakdown, const std::vector<StageTime>& times, double 
 }  // namespace
 
 int32_t BreakdownCase::output(int32_t step_tokens) const {
-  // The first sequence decodes in all steps that compute the other prompts, in what room it and others leave there.
-  return static_cast<int32_t>(int64_t{batch} * input / std::max(1, step_tokens - batch)) + 2 + decode_steps;
+  return steps_before_all_decode(batch, input, step_tokens) + decode_steps;
 }
 
 Result<std::vector<StepBreakdown>> break_down(BenchEngine& engine, const BreakdownCase& c, Precision precision,

@@ -12,6 +12,12 @@
 namespace nfp::server {
 namespace {
 
+// What a call begins with.
+constexpr std::string_view kToolCallMark = "<tool_call>";  // Hermes, Qwen3-Coder
+constexpr std::string_view kMistralMark = "[TOOL_CALLS]";
+constexpr std::string_view kPhi4Mark = "<|tool_call|>";
+constexpr std::string_view kGemmaMark = "<start_function_call>";
+
 // Common ground: an object being read, and the calls so far.
 class CallReader {
  public:
@@ -59,7 +65,7 @@ class HermesParser final : public ToolCallParser {
  public:
   void feed(std::string_view text, std::vector<ToolEvent>* events) override {
     for (const char c : text) take(c, events);
-    if (where_ == Where::kText) release(begun_mark(held_, kOpen), events);
+    if (where_ == Where::kText) release(begun_mark(held_, kToolCallMark), events);
   }
 
   void finish(std::vector<ToolEvent>* events, bool cut) override {
@@ -72,7 +78,6 @@ class HermesParser final : public ToolCallParser {
   }
 
  private:
-  static constexpr std::string_view kOpen = "<tool_call>";
   static constexpr std::string_view kClose = "</tool_call>";
   enum class Where { kText, kCall, kAfter };
 
@@ -85,7 +90,7 @@ class HermesParser final : public ToolCallParser {
 
   // The mark and the first `bytes` bytes behind it are text.
   void not_a_call(size_t bytes) {
-    held_ = std::string(kOpen) + reader_.raw().substr(0, bytes);
+    held_ = std::string(kToolCallMark) + reader_.raw().substr(0, bytes);
     where_ = Where::kText;
   }
 
@@ -115,8 +120,8 @@ class HermesParser final : public ToolCallParser {
     }
     held_ += c;
     if (c != '>') return;
-    if (held_.ends_with(kOpen)) {
-      held_.resize(held_.size() - kOpen.size());
+    if (held_.ends_with(kToolCallMark)) {
+      held_.resize(held_.size() - kToolCallMark.size());
       release(0, events);
       where_ = Where::kCall;
       reader_.next();
@@ -215,11 +220,11 @@ class MistralParser final : public ToolCallParser {
  public:
   // `forced`: the answer starts inside the list.
   explicit MistralParser(bool forced = false)
-      : where_(forced ? Where::kOpening : Where::kText), opening_(forced ? "" : kMarker) {}
+      : where_(forced ? Where::kOpening : Where::kText), opening_(forced ? "" : kMistralMark) {}
 
   void feed(std::string_view text, std::vector<ToolEvent>* events) override {
     for (const char c : text) take(c, events);
-    if (where_ == Where::kText) release(begun_mark(held_, kMarker), events);
+    if (where_ == Where::kText) release(begun_mark(held_, kMistralMark), events);
   }
   void finish(std::vector<ToolEvent>* events, bool cut) override {
     if (where_ == Where::kText) release(0, events);
@@ -231,7 +236,6 @@ class MistralParser final : public ToolCallParser {
   }
 
  private:
-  static constexpr std::string_view kMarker = "[TOOL_CALLS]";
   enum class Where { kText, kOpening, kName, kNamedArguments, kObject, kBetween };
 
   void release(size_t keep, std::vector<ToolEvent>* events) {
@@ -243,8 +247,8 @@ class MistralParser final : public ToolCallParser {
     switch (where_) {
       case Where::kText:
         held_ += c;
-        if (c == ']' && held_.ends_with(kMarker)) {
-          release(kMarker.size(), events);
+        if (c == ']' && held_.ends_with(kMistralMark)) {
+          release(kMistralMark.size(), events);
           opening_ = std::exchange(held_, {});
           between_.clear();
           called_ = false;
@@ -380,13 +384,13 @@ Result<ToolFormat> parse_tool_format(std::string_view name, std::string_view cha
   }
   const auto says = [&](std::string_view text) { return chat_template.find(text) != std::string_view::npos; };
   if (says("<|channel|>")) return ToolFormat::kHarmony;
-  if (says("<start_function_call>")) return ToolFormat::kGemma;
+  if (says(kGemmaMark)) return ToolFormat::kGemma;
   if (!says("tools")) return ToolFormat::kHermes;
-  if (says("[TOOL_CALLS]")) return ToolFormat::kMistral;
+  if (says(kMistralMark)) return ToolFormat::kMistral;
   if (says("<function=")) return ToolFormat::kQwen3Coder;
-  if (says("<tool_call>")) return ToolFormat::kHermes;
+  if (says(kToolCallMark)) return ToolFormat::kHermes;
   if (says("<|python_start|>")) return ToolFormat::kPythonic;
-  if (says("<|tool|>") || says("<|tool_call|>") || says("functools")) return ToolFormat::kPhi4;
+  if (says("<|tool|>") || says(kPhi4Mark) || says("functools")) return ToolFormat::kPhi4;
   if (says("<|python_tag|>") || says("\"parameters\"")) return ToolFormat::kLlama3Json;
   return ToolFormat::kNone;
 }
@@ -402,7 +406,7 @@ std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format, const J
     case ToolFormat::kQwen3Coder: {
       const auto read = [tools](std::string_view text) { return read_xml_calls(text, tools); };
       // After some words it often leaves out the first mark, hardly ever the last.
-      return make_region_parser({{"<tool_call>", "</tool_call>", read},
+      return make_region_parser({{std::string(kToolCallMark), "</tool_call>", read},
                                  {"<function=", "</tool_call>", read, /*from_start=*/false, /*keeps_open=*/true}});
     }
     case ToolFormat::kPythonic:
@@ -412,13 +416,13 @@ std::unique_ptr<ToolCallParser> make_tool_call_parser(ToolFormat format, const J
                                  {"{", "", read_unmarked_calls, /*from_start=*/true, /*keeps_open=*/true}});
     case ToolFormat::kPhi4: {
       const auto read = [](std::string_view text) { return read_json_calls("[" + std::string(text)); };
-      return make_region_parser({{"<|tool_call|>", "<|/tool_call|>", read_json_calls},
+      return make_region_parser({{std::string(kPhi4Mark), "<|/tool_call|>", read_json_calls},
                                  {.open = "functools[", .close = "", .read = read, .list = true}});
     }
     case ToolFormat::kGemma:
       // Gemma 3 has no form of its own: these are the ones that its documentation has prompts for.
       return make_region_parser(
-          {{"<start_function_call>", "<end_function_call>", read_gemma_calls},
+          {{std::string(kGemmaMark), "<end_function_call>", read_gemma_calls},
            {"```tool_code\n", "```", read_python_calls},
            {"```json\n", "```", read_unmarked_calls, /*from_start=*/true, /*keeps_open=*/false, /*may_be_text=*/true},
            {"[", "", read_unmarked_calls, /*from_start=*/true, /*keeps_open=*/true},
@@ -440,13 +444,13 @@ std::string_view opening_mark(ToolFormat format) {
   switch (format) {
     case ToolFormat::kHermes:
     case ToolFormat::kQwen3Coder:
-      return "<tool_call>";
+      return kToolCallMark;
     case ToolFormat::kMistral:
-      return "[TOOL_CALLS]";
+      return kMistralMark;
     case ToolFormat::kPhi4:
-      return "<|tool_call|>";
+      return kPhi4Mark;
     case ToolFormat::kGemma:
-      return "<start_function_call>";
+      return kGemmaMark;
     case ToolFormat::kNone:
     case ToolFormat::kLlama3Json:
     case ToolFormat::kPythonic:

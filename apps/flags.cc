@@ -48,6 +48,14 @@ void add_kv_dtype_flag(CLI::App& app, std::string& name) {
       ->capture_default_str();
 }
 
+void add_speculative_flag(CLI::App& app, int32_t& tokens) {
+  app.add_option("--speculative-tokens", tokens,
+                 "speculative decoding of FP16 steps: at most so many tokens ahead are drafted in FP8, by the same "
+                 "weights, and verified in FP16 at once; answers stay FP16's, and drafting stops where it gains nothing")
+      ->check(CLI::Range(0, kMaxDrafts))
+      ->capture_default_str();
+}
+
 DType kv_dtype_from_name(const std::string& name) {
   if (name == "fp8") return DType::kF8E4M3;
   return name == "f32" ? DType::kF32 : DType::kF16;
@@ -134,6 +142,7 @@ EngineConfig ModelFlags::engine_config() const {
   config.max_context = ctx;
   config.memory_share = device.gpu_memory_utilization;
   config.kv_dtype = kv_dtype_value();
+  config.speculative_tokens = speculative_tokens;
   return config;
 }
 

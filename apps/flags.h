@@ -31,6 +31,8 @@ struct DeviceFlags {
 
 // --dtype-kv
 void add_kv_dtype_flag(CLI::App& app, std::string& name);
+// --speculative-tokens
+void add_speculative_flag(CLI::App& app, int32_t& tokens);
 DType kv_dtype_from_name(const std::string& name);
 
 struct ModelFlags {
@@ -41,6 +43,7 @@ struct ModelFlags {
   std::string baseline = "none";
   int32_t threads = 0;
   int32_t ctx = 0;
+  int32_t speculative_tokens = 0;
   bool fp8_head = false;
   std::string calibrate = "none";
   std::string calibrate_rule = "free";

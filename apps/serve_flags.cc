@@ -97,6 +97,7 @@ void ServeFlags::add_engine(CLI::App& app) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   add_kv_dtype_flag(app, kv_dtype);
+  add_speculative_flag(app, engine.speculative_tokens);
   app.add_flag("--no-enable-prefix-caching", no_prefix_caching, "compute equal prefixes anew");
 }
 

@@ -176,7 +176,7 @@ TEST(BusyEngine, ExactAnswersAreThoseOfTheRequestAlone) {
   options.threads = 1;
   auto loaded = load(folder.path(), options);
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
-  uint64_t preemptions = 0, hits = 0;
+  uint64_t preemptions = 0, hits = 0, drafted = 0, accepted = 0;
   for (uint32_t seed = 0; seed < 40 && !HasFailure(); ++seed) {
     SCOPED_TRACE(seed);
     Draw draw(seed);
@@ -202,6 +202,8 @@ TEST(BusyEngine, ExactAnswersAreThoseOfTheRequestAlone) {
     config.steps_in_flight = 1 + draw.below(2);
     config.limits.max_sequences = 1 + draw.below(10);
     config.limits.max_step_tokens = config.limits.max_sequences + draw.below(40);
+    config.speculative_tokens = draw.one_in(2) ? 1 + draw.below(5) : 0;
+    config.speculative_always = true;
     auto serving = make_engine(**loaded, config, any_policy(draw));
     ASSERT_TRUE(serving.ok()) << serving.error().message;
     Engine& engine = *serving->engine;
@@ -220,6 +222,8 @@ TEST(BusyEngine, ExactAnswersAreThoseOfTheRequestAlone) {
     EXPECT_EQ(engine.stats().kv_blocks_used, 0);
     preemptions += engine.stats().preemptions;
     hits += engine.stats().prefix_hits;
+    drafted += engine.stats().drafted_tokens;
+    accepted += engine.stats().accepted_tokens;
     for (size_t i = 0; i < asked.size(); ++i) {
       SCOPED_TRACE(i);
       const Got &want = alone[std::to_string(i)], &got = together[std::to_string(i)];
@@ -231,6 +235,8 @@ TEST(BusyEngine, ExactAnswersAreThoseOfTheRequestAlone) {
   }
   EXPECT_GT(preemptions, 50u);
   EXPECT_GT(hits, 1000u);
+  EXPECT_GT(accepted, 200u);
+  EXPECT_GT(drafted, accepted);
 }
 
 }  // namespace

@@ -138,7 +138,10 @@ struct BatchView {
     const int32_t* start = nullptr;     // [S + 1] 0, 1, 2, ...: query_start of those alone
   };
   Last last;              // null = all are wanted
-  bool narrowed = false;  // narrow()'s: keys before a token's own may be of this step too
+  bool narrowed = false;  // narrow()'s
+  // Keys before a token's own may be of this step too: narrow()'s, and where several sequences of one token are one
+  // sequence's next tokens (draft tokens that are verified).
+  bool fresh_keys = false;
 };
 
 // The last tokens of a batch that has them (BatchView::last): a batch of its own for attention, once all of the step's
@@ -149,7 +152,7 @@ inline BatchView narrow(BatchView batch) {
   batch.query_start = batch.last.start;
   batch.token_ids = batch.token_source = batch.slots = nullptr;
   batch.last = {};
-  batch.narrowed = true;
+  batch.narrowed = batch.fresh_keys = true;
   return batch;
 }
 

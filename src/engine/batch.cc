@@ -20,7 +20,7 @@ size_t StepShapeHash::operator()(const StepShape& s) const {
   for (const size_t part :
        {static_cast<size_t>(s.tokens), static_cast<size_t>(s.sequences), static_cast<size_t>(s.single),
         static_cast<size_t>(s.rows), static_cast<size_t>(s.scored), static_cast<size_t>(s.pooled), size_t{s.last_only},
-        static_cast<size_t>(s.needs), static_cast<size_t>(s.precision), std::hash<double>{}(s.fp8_share),
+        size_t{s.fresh_keys}, static_cast<size_t>(s.needs), static_cast<size_t>(s.precision), std::hash<double>{}(s.fp8_share),
         static_cast<size_t>(s.launch_context)}) {
     hash = (hash ^ part) * 0x9e3779b97f4a7c15ull;
     hash ^= hash >> 29;
@@ -66,7 +66,8 @@ Result<std::unique_ptr<StepInput>> StepInput::create(Backend& backend, const Ste
   const size_t table = sequences * static_cast<size_t>(limits.table_width) * sizeof(int32_t);
   const size_t bias = sequences * static_cast<size_t>(limits.row_bias) * sizeof(LogitBias);
   const size_t masks = limits.masks ? sequences * static_cast<size_t>(input->mask_words()) * sizeof(uint32_t) : 0;
-  const auto both = [&](std::array<Buffer, kSlots>& host, Buffer& device, size_t bytes) -> Status {
+  const auto both = [&](std::vector<Buffer>& host, Buffer& device, size_t bytes) -> Status {
+    host.resize(static_cast<size_t>(limits.slots));
     for (Buffer& slot : host) {
       NFP_ASSIGN_OR_RETURN(slot, backend.allocate_host(bytes));
     }
@@ -203,6 +204,7 @@ BatchView StepInput::view(const StepShape& shape, const SampledRow* previous) co
   view.single = shape.single;
   view.table_width = limits_.table_width;
   view.launch_context = shape.launch_context;
+  view.fresh_keys = shape.fresh_keys;
   view.token_ids = device<int32_t>(at.token_ids);
   view.token_source = previous != nullptr ? device<int32_t>(at.token_source) : nullptr;
   view.previous = previous;

@@ -10,10 +10,10 @@
 // Two steps of equal shape differ in the contents of device memory only.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "backend/backend.h"
 #include "base/result.h"
@@ -30,6 +30,7 @@ struct StepLimits {
   int32_t block_size = 16;  // tokens
   int32_t row_bias = 0;     // entries of LogitBias a row
   bool masks = false;       // rows may have masks
+  int32_t slots = 4;        // steps whose host arrays may be in use at once
 };
 
 struct StepShape {
@@ -40,6 +41,7 @@ struct StepShape {
   int32_t scored = 0;      // of logits whose given next token is scored
   int32_t pooled = 0;      // of hidden states that are brought back
   bool last_only = false;  // of each sequence only the last token's hidden state is wanted (BatchView::last)
+  bool fresh_keys = false;  // as BatchView has it
   uint32_t needs = 0;      // SamplingNeeds
   Precision precision = Precision::kFp16;
   double fp8_share = 1.0;      // as ForwardArgs has it; one of a few levels
@@ -57,21 +59,19 @@ struct StepShapeHash {
 struct BatchItem {
   std::span<const int32_t> tokens;  // at positions first, first + 1, ...
   int32_t first = 0;
-  int32_t source = -1;  // >= 0: its one token is that row's of the step before, whatever `tokens` says
+  // >= 0: its one token is that entry's of view()'s `previous`, whatever `tokens` says.
+  int32_t source = -1;
   std::span<const int32_t> blocks;
 };
 
 class StepInput {
  public:
-  // Host arrays: two steps in flight, as those of one are read while the next is planned, each of two launches at most.
-  static constexpr int kSlots = 4;
-
   static Result<std::unique_ptr<StepInput>> create(Backend& backend, const StepLimits& limits);
 
   // The KV block that padding's tables name; no token of it has a slot. Before the first step.
   void set_scratch_block(int32_t block) { scratch_block_ = block; }
 
-  // Plans another step, in the host arrays of `slot`, whose last upload must be done. The shape's sizes may exceed what
+  // Plans another step, in the host arrays of `slot` (0 .. limits.slots - 1), whose last upload must be done. The shape's sizes may exceed what
   // is then added only if it is decode().
   void begin(int slot, const StepShape& shape);
   // Sequences in order; the first shape.single ones have one token. Returns the row of the item's last token among the
@@ -122,7 +122,7 @@ class StepInput {
   Backend& backend_;
   StepLimits limits_;
   int32_t scratch_block_ = 0;
-  std::array<Buffer, kSlots> arrays_, tables_, biases_, masks_;  // host
+  std::vector<Buffer> arrays_, tables_, biases_, masks_;  // host, [slots]
   Buffer device_arrays_;
   Buffer device_table_;  // i32 [sequences, table_width]
   Buffer device_bias_;   // LogitBias [sequences * row_bias]

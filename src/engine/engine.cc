@@ -51,6 +51,19 @@ void leave_out(StepPlan& plan, const Predicate& predicate) {
   });
 }
 
+bool all_decode(const StepPlan& plan) {
+  return std::all_of(plan.items.begin(), plan.items.end(),
+                     [](const ScheduledSequence& item) { return item.count == 1 && item.samples; });
+}
+
+// Whether drafts of its next tokens can be verified together: not where what the next is sampled from depends on the
+// one before in another way.
+bool may_draft(const Sequence& sequence) {
+  const SamplingParams& p = sequence.request.sampling;
+  const bool penalties = p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
+  return !penalties && !sequence.request.constraint && !sequence.no_drafts;
+}
+
 uint64_t random_seed() {
   thread_local std::mt19937_64 source(std::random_device{}());
   return source();
@@ -82,7 +95,8 @@ Engine::Engine(EngineConfig config, StepRunner* runner, std::shared_ptr<const To
       tokenizer_(std::move(tokenizer)),
       policy_(std::move(policy)),
       blocks_(config_.kv_blocks, config_.block_size, config_.prefix_caching),
-      scheduler_(config_.limits, &blocks_) {
+      scheduler_(config_.limits, &blocks_),
+      draft_length_(config_.speculative_tokens, config_.speculative_always) {
   for (int32_t slot = config_.limits.max_sequences - 1; slot >= 0; --slot) free_slots_.push_back(slot);
   config_.steps_in_flight = std::clamp(config_.steps_in_flight, 1, runner_->max_in_flight());
 }
@@ -246,6 +260,52 @@ Precision Engine::part_singles(StepPlan& plan, Precision precision) {
   return Precision::kFp16;
 }
 
+bool Engine::will_draft() const {
+  if (!draft_length_.on() || others_wait() || !last_level_ || !is_exact(last_level_->precision)) return false;
+  const StepPlan& plan = in_flight_.back().plan;
+  const std::vector<ScheduledSequence>& items = plan.items;
+  if (static_cast<int32_t>(items.size()) != scheduler_.running() || !all_decode(plan)) return false;
+  const auto drafts = [](const ScheduledSequence& item) {
+    return item.sequence != nullptr && may_draft(*item.sequence) && item.sequence->size() + 1 < item.sequence->limit;
+  };
+  if (std::none_of(items.begin(), items.end(), drafts)) return false;
+  const auto sequences = static_cast<int32_t>(items.size());
+  return draft_length_.choose(sequences, runner_->max_drafts(sequences)) > 0;
+}
+
+void Engine::add_drafts(Step& step) {
+  std::vector<ScheduledSequence>& items = step.plan.items;
+  if (!draft_length_.on() || !in_flight_.empty() || !is_exact(step.precision) || others_wait()) return;
+  if (!all_decode(step.plan)) return;
+  const auto sequences = static_cast<int32_t>(items.size());
+  const int32_t drafts = draft_length_.choose(sequences, runner_->max_drafts(sequences));
+  for (ScheduledSequence& item : items) {
+    Sequence& sequence = *item.sequence;
+    if (!may_draft(sequence)) continue;
+    // The step gives a token more than it drafts.
+    item.drafts = std::clamp(sequence.limit - sequence.size() - 1, 0, drafts);
+    while (item.drafts > 0 && !scheduler_.reserve(sequence, item.first + 1 + item.drafts)) --item.drafts;
+  }
+}
+
+void Engine::count_drafts(const Step& step, const StepOutput& result, StepRecord& record) {
+  int32_t tried = 0;
+  size_t sample = 0;
+  for (const ScheduledSequence& item : step.plan.items) {
+    if (!item.samples) continue;
+    const auto right = static_cast<int32_t>(result.accepted[sample++].size());
+    record.drafted += item.drafts;
+    record.accepted += right;
+    tried += right + (right < item.drafts ? 1 : 0);
+  }
+  record.tokens += record.accepted;
+  record.predicted_s = 0;
+  totals_.tokens_by_precision[static_cast<size_t>(step.precision)] += static_cast<uint64_t>(record.accepted);
+  totals_.drafted_tokens += static_cast<uint64_t>(record.drafted);
+  totals_.accepted_tokens += static_cast<uint64_t>(record.accepted);
+  draft_length_.drafted(record.sequences, step.plan.drafts(), tried, record.accepted, record.seconds);
+}
+
 void Engine::free_slot(Sequence& sequence) {
   if (sequence.history_slot >= 0) free_slots_.push_back(std::exchange(sequence.history_slot, -1));
 }
@@ -373,6 +433,7 @@ StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outpu
 }
 
 bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
+  if (!in_flight_.empty() && (in_flight_.back().plan.drafts() > 0 || will_draft())) return false;
   const auto start = now();
   Step step;
   step.plan = policy_->plans() ? plan_step(step.record, outputs) : scheduler_.schedule();
@@ -389,6 +450,7 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
     }
   }
   step.precision = part_singles(plan, runner_->computed(choose_precision(plan, step.record.change)));
+  if (started.ok()) add_drafts(step);
   const Result<StepTicket> ticket =
       started.ok() ? runner_->submit(plan, step.precision) : Result<StepTicket>(started.error());
   if (!ticket.ok()) {
@@ -455,6 +517,15 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   Result<StepOutput> result = runner_->collect(step.ticket);
   const auto arrived = now();
   busy_since_ = arrived;
+  if (!result.ok() && step.plan.drafts() > 0 && result.error().code != ErrorCode::kDevice) {
+    // It may be the drafts' doing: their numbers are not those that the requests asked for.
+    for (const ScheduledSequence& item : step.plan.items) {
+      if (item.sequence != nullptr) item.sequence->no_drafts = true;
+    }
+    scheduler_.take_back(step.plan);
+    in_flight_.pop_front();
+    return;
+  }
   if (!result.ok()) {
     fail(step.plan, result.error(), outputs);
     in_flight_.pop_front();
@@ -501,20 +572,41 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
       continue;
     }
     if (!item.samples) continue;
-    OutputToken token = std::move(result->sampled[sample]);
-    token.precision = step.of(item);
     RequestOutput& output = outputs.emplace_back();
     output.id = item.sequence->request.id;
-    take_token(entry, std::move(token), output);
+    const auto take = [&](OutputToken&& token) {
+      token.precision = step.of(item);
+      take_token(entry, std::move(token), output);
+    };
+    take(std::move(result->sampled[sample]));
+    for (size_t a = 0; item.drafts > 0 && a < result->accepted[sample].size() && !output.finish; ++a) {
+      scheduler_.accepted(*item.sequence, is_exact(step.of(item)));
+      OutputToken& token = result->accepted[sample][a];
+      if (is_finite(token)) {
+        take(std::move(token));
+        continue;
+      }
+      const Error overflow = runner_->overflow("logits");
+      output.error = overflow.message;
+      output.error_code = overflow.code;
+      end(entry, FinishReason::kError, output);
+    }
     if (output.finish) remove(output.id);
   }
   const StepWork work = record.work = step.work;
-  in_flight_.pop_front();
 
   const auto now = this->now();
   record.seconds = seconds_between(std::max(record.start, last_collected_), now);
-  policy_->observe(precision, record.fp8_share, work, record.seconds);
-  if (const StepModel* model = policy_->model()) {
+  if (step.plan.drafts() > 0) {
+    count_drafts(step, *result, record);
+  } else {
+    if (draft_length_.on() && is_exact(precision) && all_decode(step.plan)) {
+      draft_length_.plain(record.sequences, record.seconds);
+    }
+    policy_->observe(precision, record.fp8_share, work, record.seconds);
+  }
+  in_flight_.pop_front();
+  if (const StepModel* model = policy_->model(); model != nullptr && record.drafted == 0) {
     const size_t level = model->find_level(precision, record.fp8_share);
     if (level < model->levels().size()) record.table_s = model->table_seconds(level, work);
   }

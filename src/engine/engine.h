@@ -25,6 +25,7 @@
 #include "engine/request.h"
 #include "engine/scheduler.h"
 #include "engine/step_runner.h"
+#include "policy/draft_length.h"
 #include "policy/policy.h"
 #include "text/tokenizer.h"
 
@@ -46,6 +47,8 @@ struct StepRecord {
   StepWork work;             // what its time depends on
   double kv_use = 0;         // after the step
   double fp8_share = 0;      // of the weights computed in FP8
+  int32_t drafted = 0;       // tokens drafted in FP8 and verified in this step, beside `tokens`,
+  int32_t accepted = 0;      // and of these, those that were right
   int32_t exact_tokens = 0;  // of `tokens`, those that an FP8 step computed in FP16 (StepPlan::exact_singles)
   double predicted_s = 0;    // by the policy, before it ran; 0 = it did not
   double table_s = 0;        // by the measured table alone, without what was learnt since; 0 = there is none
@@ -104,6 +107,8 @@ struct EngineStats {
   uint64_t steps_by_precision[kPrecisionCount] = {};
   uint64_t tokens_by_precision[kPrecisionCount] = {};
   uint64_t precision_switches = 0;
+  uint64_t drafted_tokens = 0;
+  uint64_t accepted_tokens = 0;
   uint64_t preemptions = 0;
   uint64_t prefix_queries = 0;  // tokens
   uint64_t prefix_hits = 0;     // tokens
@@ -165,6 +170,14 @@ class Engine {
   // Settles whether single tokens are computed apart, and in what the rest is.
   Precision part_singles(StepPlan& plan, Precision precision);
   double share_level(double share) const;
+  // Requests that would wait for a step with drafts longer than for a plain one.
+  bool others_wait() const { return scheduler_.waiting() > 0 && !config_.speculative_always; }
+  // Whether the next step is likely to draft: it is then planned once the one in flight is done.
+  bool will_draft() const;
+  // Gives the step's items drafts, where that is worth it.
+  void add_drafts(Step& step);
+  // Of a collected step: what was learnt about drafts.
+  void count_drafts(const Step& step, const StepOutput& result, StepRecord& record);
   // Those that cannot start end in `outputs`. Error: the device is gone.
   Status start_sequences(StepPlan& plan, std::vector<RequestOutput>& outputs);
   // False where there is nothing to submit. Requests that fail end in `outputs`.
@@ -195,6 +208,7 @@ class Engine {
   std::deque<Step> in_flight_;
   EngineClock::time_point last_collected_;
   EngineClock::time_point busy_since_;  // StepRecord::between_s begins here
+  DraftLength draft_length_;
   uint64_t next_serial_ = 0;
   bool exact_turn_ = true;  // when the policy wants FP8 and both kinds are there: whose turn it is
   double recent_tpot_s_ = 0;

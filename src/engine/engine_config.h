@@ -13,6 +13,7 @@
 namespace nfp {
 
 inline constexpr int32_t kDefaultContext = 4096;  // tokens
+inline constexpr int32_t kMaxDrafts = 16;
 
 // What `serve` has for `least_ttft` and `least_itl` below where the operator gave no targets.
 inline constexpr double kServeLeast = 3;
@@ -55,6 +56,11 @@ struct EngineConfig {
   // 2: a step is planned and submitted while the one before it runs. Tokens are the same; outputs come a step later.
   // 0 = what suits the backend.
   int32_t steps_in_flight = 0;
+  // Speculative decoding of FP16 steps: at most so many draft tokens a sequence and step, 0 to kMaxDrafts. They are
+  // drafted by FP8 steps of the same weights and verified in FP16, so answers are those of FP16 steps. How many, and
+  // whether any, is decided by what they gain (policy/draft_length.h).
+  int32_t speculative_tokens = 0;
+  bool speculative_always = false;  // as many as may be, whether they gain or not: for tests and measurements
   // Decode steps may be captured and replayed where the backend prefers that. Without, every operation is enqueued in
   // every step, as Backend::profile() must have it to time them.
   bool graphs = true;

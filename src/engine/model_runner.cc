@@ -27,12 +27,16 @@ bool has_penalties(const SamplingParams& p) {
   return p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
 }
 
-SamplingRow sampling_row(const Sequence& sequence) {
+// The place in the answer of what is sampled behind the item.
+int32_t place_of(const ScheduledSequence& item) { return item.first + item.count - item.sequence->prompt_size(); }
+
+SamplingRow sampling_row(const ScheduledSequence& item) {
+  const Sequence& sequence = *item.sequence;
   const SamplingParams& p = sequence.request.sampling;
   SamplingRow row;
   row.seed = sequence.seed;
   // The place in the answer, not the step: a sequence that is computed again after preemption draws the same numbers.
-  row.draw = static_cast<uint64_t>(sequence.output_size());
+  row.draw = static_cast<uint64_t>(place_of(item));
   row.temperature = p.temperature;
   row.top_k = p.top_k;
   row.top_p = p.top_p;
@@ -45,11 +49,13 @@ SamplingRow sampling_row(const Sequence& sequence) {
   return row;
 }
 
-bool forbids_end(const Sequence& sequence) {
-  return !sequence.request.constraint && sequence.output_size() < sequence.request.sampling.min_tokens;
+bool forbids_end(const ScheduledSequence& item) {
+  const Request& request = item.sequence->request;
+  return !request.constraint && place_of(item) < request.sampling.min_tokens;
 }
 
-uint32_t needs_of(const Sequence& sequence) {
+uint32_t needs_of(const ScheduledSequence& item, bool reports) {
+  const Sequence& sequence = *item.sequence;
   const SamplingParams& p = sequence.request.sampling;
   uint32_t needs = 0;
   if (p.temperature > 0) {
@@ -57,17 +63,18 @@ uint32_t needs_of(const Sequence& sequence) {
     if (p.top_k > 0 || p.top_p < 1.0f || p.min_p > 0.0f) needs |= SamplingNeeds::kLimits;
   }
   if (has_penalties(p)) needs |= SamplingNeeds::kPenalties;
-  if (!p.logit_bias.empty() || forbids_end(sequence)) needs |= SamplingNeeds::kBias;
+  if (!p.logit_bias.empty() || forbids_end(item)) needs |= SamplingNeeds::kBias;
   if (sequence.request.constraint) needs |= SamplingNeeds::kMask;
-  if (p.logprobs) needs |= SamplingNeeds::kReport;
+  if (p.logprobs && reports) needs |= SamplingNeeds::kReport;
   return needs;
 }
 
 // Each token once.
-void collect_bias(const Sequence& sequence, std::vector<LogitBias>& out) {
+void collect_bias(const ScheduledSequence& item, std::vector<LogitBias>& out) {
+  const Sequence& sequence = *item.sequence;
   out.clear();
   for (const auto& [token, bias] : sequence.request.sampling.logit_bias) out.push_back({token, bias});
-  if (!forbids_end(sequence)) return;
+  if (!forbids_end(item)) return;
   for (const int32_t token : sequence.end_ids) {
     const auto same = std::find_if(out.begin(), out.end(), [&](const LogitBias& b) { return b.token == token; });
     (same != out.end() ? *same : out.emplace_back()) = LogitBias{token, -std::numeric_limits<float>::infinity()};
@@ -129,7 +136,7 @@ Status ModelRunner::prepare() {
   const ModelConfig& config = model_.config();
   SchedulerLimits& most = config_.limits;
   if (most.max_step_tokens <= 0) most.max_step_tokens = backend.default_step_tokens();
-  most.max_step_tokens = std::max(most.max_step_tokens, most.max_sequences);
+  most.max_step_tokens = std::max({most.max_step_tokens, most.max_sequences, config_.speculative_tokens + 1});
   if (config_.max_context <= 0) config_.max_context = std::min(config.max_context, kDefaultContext);
   if (config_.max_context > config.max_context) {
     return error(ErrorCode::kUsage, "a context of {} tokens was asked for, but this model has {}", config_.max_context,
@@ -137,26 +144,30 @@ Status ModelRunner::prepare() {
   }
   const bool captures = backend.prefers_graphs();
   if (config_.steps_in_flight <= 0) config_.steps_in_flight = captures ? 2 : 1;
-  if (captures && config_.graphs) graph_sizes_ = default_graph_sizes(most.max_sequences);
-  NFP_RETURN_IF_ERROR(
-      model_.reserve(config_.limits.max_step_tokens, config_.limits.max_sequences, config_.max_context));
+  // A token and its drafts are sequences of their own where they are verified.
+  launch_sequences_ = most.max_sequences;
+  if (config_.speculative_tokens > 0) launch_sequences_ = std::max(launch_sequences_, config_.speculative_tokens + 1);
+  if (captures && config_.graphs) graph_sizes_ = default_graph_sizes(launch_sequences_);
+  NFP_RETURN_IF_ERROR(model_.reserve(config_.limits.max_step_tokens, launch_sequences_, config_.max_context));
   NFP_ASSIGN_OR_RETURN(history_, backend.make_token_history(config_.limits.max_sequences, config.vocab));
-  const auto rows = static_cast<size_t>(config_.limits.max_sequences),
-             tokens = static_cast<size_t>(config_.limits.max_step_tokens);
+  const auto rows = static_cast<size_t>(launch_sequences_), tokens = static_cast<size_t>(config_.limits.max_step_tokens);
   const size_t row_top = kMaxTopLogprobs * sizeof(TokenLogprob);
   NFP_ASSIGN_OR_RETURN(logits_, backend.allocate(rows * static_cast<size_t>(config.vocab) * sizeof(float)));
-  NFP_ASSIGN_OR_RETURN(sampled_, backend.allocate(rows * sizeof(SampledRow)));
+  const auto drafts = static_cast<size_t>(config_.speculative_tokens);
+  NFP_ASSIGN_OR_RETURN(sampled_, backend.allocate((1 + drafts) * rows * sizeof(SampledRow)));
   NFP_ASSIGN_OR_RETURN(top_, backend.allocate(rows * row_top));
   NFP_ASSIGN_OR_RETURN(scored_, backend.allocate(tokens * sizeof(SampledRow)));
   NFP_ASSIGN_OR_RETURN(scored_top_, backend.allocate(tokens * row_top));
   StepLimits limits;
   limits.tokens = config_.limits.max_step_tokens;
-  limits.sequences = config_.limits.max_sequences;
+  limits.sequences = launch_sequences_;
   limits.table_width = config_.max_context / config_.block_size + 1;
   limits.vocab = config.vocab;
   limits.block_size = config_.block_size;
   limits.row_bias = kMaxRowBias;
   limits.masks = true;
+  // Two steps in flight of two launches each, as those of one are read while the next is planned; or one with drafts.
+  limits.slots = std::max(2 * kInFlight, config_.speculative_tokens + 1);
   NFP_ASSIGN_OR_RETURN(input_, StepInput::create(backend, limits));
 
   // The cache is the last to take memory: it gets what the others leave.
@@ -242,6 +253,7 @@ StepShape ModelRunner::shape_of(const Part& part) const {
   StepShape shape;
   shape.precision = part.precision;
   shape.fp8_share = is_exact(part.precision) ? 0.0 : part.fp8_share;
+  shape.fresh_keys = part.fresh_keys;
   int32_t longest = 0;
   for (const ScheduledSequence& item : part.items) {
     longest = std::max(longest, item.first + item.count);
@@ -252,7 +264,7 @@ StepShape ModelRunner::shape_of(const Part& part) const {
     shape.pooled += pooled_rows(item);
     if (!item.samples) continue;
     shape.rows += 1;
-    shape.needs |= needs_of(*item.sequence);
+    shape.needs |= needs_of(item, !part.drafts);
   }
   shape.last_only = shape.single < shape.sequences && shape.scored == 0 && shape.pooled == 0;
   if (!shape.decode() || graph_sizes_.empty()) return shape;
@@ -262,11 +274,13 @@ StepShape ModelRunner::shape_of(const Part& part) const {
   return shape;
 }
 
-void ModelRunner::add_samples(const ScheduledSequence& item, int32_t last_row, Precision precision, Slot& slot) {
+void ModelRunner::add_samples(const ScheduledSequence& item, int32_t last_row, const Part& part, Slot& slot) {
   const Sequence& sequence = *item.sequence;
-  const SamplingRow row = sampling_row(sequence);
-  collect_bias(sequence, biases_);
+  SamplingRow row = sampling_row(item);
+  if (part.drafts) row.report = -1;
+  collect_bias(item, biases_);
   input_->add_row(last_row, row, biases_);
+  if (part.drafts) return;
   std::span<uint32_t> mask;
   if (sequence.request.constraint) {
     mask = input_->add_mask();
@@ -275,7 +289,7 @@ void ModelRunner::add_samples(const ScheduledSequence& item, int32_t last_row, P
       mask = {};
     }
   }
-  slot.rows.push_back({precision, row.report >= 0, std::max(0, row.report), has_choice(mask, vocab(), biases_)});
+  slot.rows.push_back({part.precision, row.report >= 0, std::max(0, row.report), has_choice(mask, vocab(), biases_)});
 }
 
 void ModelRunner::add_scores(const ScheduledSequence& item, size_t index, int32_t last_token_row, Precision precision,
@@ -316,6 +330,8 @@ Status ModelRunner::enqueue_step(const StepPlan& plan, Precision precision) {
   slot.rows.clear();
   slot.scores.clear();
   slot.pooled.clear();
+  slot.verified.clear();
+  slot.drafts = 0;
   slot.scored_rows = slot.hidden_rows = 0;
   slot.top_n = 0;
   size_t hidden_bytes = 0;
@@ -325,6 +341,13 @@ Status ModelRunner::enqueue_step(const StepPlan& plan, Precision precision) {
   }
   if (slot.hidden.bytes() < hidden_bytes) {  // the step that used it before has been collected
     NFP_ASSIGN_OR_RETURN(slot.hidden, model_.backend().allocate_host(hidden_bytes));
+  }
+
+  if (plan.drafts() > 0) {
+    NFP_RETURN_IF_ERROR(submit_drafts(plan, slot));
+    enqueue_downloads(slot);
+    model_.backend().record(*slot.done);
+    return ok_status();
   }
 
   const std::span<const ScheduledSequence> items(plan.items);
@@ -339,6 +362,41 @@ Status ModelRunner::enqueue_step(const StepPlan& plan, Precision precision) {
   return ok_status();
 }
 
+Status ModelRunner::submit_drafts(const StepPlan& plan, Slot& slot) {
+  // Entry j of an item is its token first + j, a sequence of its own: each attends to those before it, whose keys the
+  // same launch writes.
+  const int32_t most = plan.drafts(), rows = launch_sequences_;
+  slot.drafts = most;
+  slot.verified.resize(plan.items.size());
+  const auto entry = [&](size_t i, int32_t j) {
+    ScheduledSequence one = plan.items[i];
+    one.first += j;
+    if (j > 0) one.source = j * rows + slot.verified[i].draft_row[static_cast<size_t>(j - 1)];
+    return one;
+  };
+  for (int32_t j = 0; j < most; ++j) {
+    drafting_.clear();
+    for (size_t i = 0; i < plan.items.size(); ++i) {
+      if (plan.items[i].drafts <= j) continue;
+      drafting_.push_back(entry(i, j));
+      slot.verified[i].draft_row[static_cast<size_t>(j)] = static_cast<int32_t>(drafting_.size()) - 1;
+    }
+    const Part part = {.items = drafting_, .precision = computed(config_.fp8), .drafts = true};
+    NFP_RETURN_IF_ERROR(submit_part(part, j, slot));
+    // Behind what later launches sample.
+    model_.backend().copy({.dst = sampled_.as<SampledRow>() + static_cast<ptrdiff_t>(j + 1) * rows,
+                           .src = sampled_.data(),
+                           .bytes = drafting_.size() * sizeof(SampledRow)});
+  }
+  drafting_.clear();
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    slot.verified[i].row = drafting_.size();
+    slot.verified[i].drafts = plan.items[i].drafts;
+    for (int32_t j = 0; j <= plan.items[i].drafts; ++j) drafting_.push_back(entry(i, j));
+  }
+  return submit_part({.items = drafting_, .fresh_keys = true}, most, slot);
+}
+
 Status ModelRunner::submit_part(const Part& part, int host_slot, Slot& slot) {
   const StepShape shape = shape_of(part);
   const FirstRows first = {static_cast<int32_t>(slot.rows.size()), static_cast<int32_t>(slot.scored_rows)};
@@ -351,15 +409,17 @@ Status ModelRunner::submit_part(const Part& part, int host_slot, Slot& slot) {
   for (const size_t i : singles_first_) {
     const ScheduledSequence& item = part.items[i];
     const std::span<const int32_t> tokens(item.sequence->tokens);
+    const bool known = item.source < 0;
     last_rows_[i] =
-        input_->add({.tokens = tokens.subspan(static_cast<size_t>(item.first), static_cast<size_t>(item.count)),
+        input_->add({.tokens = known ? tokens.subspan(static_cast<size_t>(item.first), static_cast<size_t>(item.count))
+                                     : std::span(&kPendingToken, 1),
                      .first = item.first,
                      .source = item.source,
                      .blocks = item.sequence->blocks});
   }
   for (size_t i = 0; i < part.items.size(); ++i) {
     const ScheduledSequence& item = part.items[i];
-    if (item.samples) add_samples(item, last_rows_[i], part.precision, slot);
+    if (item.samples) add_samples(item, last_rows_[i], part, slot);
     if (scores(item)) add_scores(item, part.first + i, last_rows_[i], part.precision, slot);
     add_hidden(item, part.first + i, last_rows_[i], slot);
   }
@@ -412,8 +472,8 @@ void ModelRunner::enqueue(const StepShape& shape, FirstRows first, int32_t top_n
     args.top = top_.as<TokenLogprob>() + static_cast<ptrdiff_t>(first.sampled) * kMaxTopLogprobs;
     model_.backend().sample(args);
   }
-  for (int32_t done = 0; done < shape.scored; done += config_.limits.max_sequences) {
-    const int32_t count = std::min(config_.limits.max_sequences, shape.scored - done);
+  for (int32_t done = 0; done < shape.scored; done += launch_sequences_) {
+    const int32_t count = std::min(launch_sequences_, shape.scored - done);
     model_.logits(input_->scored_rows(shape) + done, count, shape.precision, logits_.as<float>());
     ScoreArgs args;
     args.logits = logits_.as<float>();
@@ -432,7 +492,9 @@ void ModelRunner::enqueue_downloads(Slot& slot) {
   const auto download = [&](const Buffer& host, const Buffer& device, int64_t count, size_t size) {
     if (count > 0) backend.copy({.dst = host.data(), .src = device.data(), .bytes = static_cast<size_t>(count) * size});
   };
-  download(slot.sampled, sampled_, static_cast<int64_t>(slot.rows.size()), sizeof(SampledRow));
+  const auto rows = slot.drafts > 0 ? int64_t{slot.drafts + 1} * launch_sequences_
+                                    : static_cast<int64_t>(slot.rows.size());
+  download(slot.sampled, sampled_, rows, sizeof(SampledRow));
   const bool alternatives =
       std::any_of(slot.rows.begin(), slot.rows.end(), [](const Sampled& r) { return r.top_n > 0; });
   if (alternatives) {
@@ -450,8 +512,8 @@ size_t ModelRunner::hidden_row_bytes() const {
 // Not part of a captured step: shapes with hidden states are prefills. Before the next launch, which overwrites them.
 void ModelRunner::enqueue_hidden(const StepShape& shape, Slot& slot) {
   const size_t row_bytes = hidden_row_bytes();
-  for (int32_t done = 0; done < shape.pooled; done += config_.limits.max_sequences) {
-    const int32_t count = std::min(config_.limits.max_sequences, shape.pooled - done);
+  for (int32_t done = 0; done < shape.pooled; done += launch_sequences_) {
+    const int32_t count = std::min(launch_sequences_, shape.pooled - done);
     const Buffer& normed = model_.final_states(input_->pooled_rows(shape) + done, count);
     model_.backend().copy({.dst = slot.hidden.as<char>() + slot.hidden_rows * row_bytes,
                            .src = normed.data(),
@@ -474,12 +536,26 @@ Result<StepOutput> ModelRunner::collect(StepTicket ticket) {
 }
 
 void ModelRunner::take_results(const Slot& slot, StepOutput& output) const {
-  for (size_t i = 0; i < slot.rows.size(); ++i) {
-    output.sampled.push_back(output_token(slot.sampled.as<SampledRow>()[i], slot.rows[i].precision,
-                                          slot.rows[i].logprobs, slot.top.as<TokenLogprob>() + i * kMaxTopLogprobs,
-                                          slot.rows[i].top_n));
-    if (!slot.rows[i].has_choice) output.sampled.back().finite = true;  // the grammar will say what is wrong
+  const SampledRow* const sampled = slot.sampled.as<SampledRow>();
+  const auto token = [&](size_t i) {
+    const Sampled& row = slot.rows[i];
+    OutputToken out = output_token(sampled[i], row.precision, row.logprobs,
+                                   slot.top.as<TokenLogprob>() + i * kMaxTopLogprobs, row.top_n);
+    if (!row.has_choice) out.finite = true;  // the grammar will say what is wrong
+    return out;
+  };
+  for (const Verified& item : slot.verified) {
+    output.sampled.push_back(token(item.row));
+    std::vector<OutputToken>& accepted = output.accepted.emplace_back();
+    for (size_t j = 0; j < static_cast<size_t>(item.drafts); ++j) {
+      const SampledRow& sure = sampled[item.row + j];
+      const SampledRow& draft =
+          sampled[(j + 1) * static_cast<size_t>(launch_sequences_) + static_cast<size_t>(item.draft_row[j])];
+      if (sure.not_finite != 0 || draft.token != sure.token) break;
+      accepted.push_back(token(item.row + j + 1));
+    }
   }
+  for (size_t i = 0; i < slot.rows.size() && slot.verified.empty(); ++i) output.sampled.push_back(token(i));
   if (!slot.pooled.empty()) {
     output.hidden.resize(slot.items);
     const char* data = slot.hidden.as<char>();

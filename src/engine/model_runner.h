@@ -3,6 +3,7 @@
 // read where the first one leaves them. One upload before a step, one download after it, no wait in between.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -33,6 +34,9 @@ class ModelRunner final : public StepRunner {
   int32_t max_context() const override { return config_.max_context; }
   int32_t hidden() const override { return model_.config().hidden; }
   int32_t max_in_flight() const override { return kInFlight; }
+  int32_t max_drafts(int32_t sequences) const override {
+    return std::min(config_.speculative_tokens, launch_sequences_ / sequences - 1);
+  }
   Precision computed(Precision asked) const override { return computed_precision(model_.backend(), asked); }
   Status start(const Sequence& sequence) override;
   Result<StepTicket> submit(const StepPlan& plan, Precision precision) override;
@@ -45,7 +49,7 @@ class ModelRunner final : public StepRunner {
   CapturedUse captured() const override { return {captured_.count(), captured_.bytes()}; }
 
  private:
-  static constexpr int kInFlight = StepInput::kSlots / 2;
+  static constexpr int kInFlight = 2;
   static constexpr uint64_t kGraphBytes = uint64_t{512} << 20;  // of device memory for captured steps
   struct Sampled {                                              // a row, as collect() needs it
     Precision precision = Precision::kFp16;
@@ -64,6 +68,11 @@ class ModelRunner final : public StepRunner {
     int32_t first = 0;  // position of the first one's token
     int32_t count = 0;
   };
+  struct Verified {  // an item's draft tokens
+    size_t row = 0;  // what is sampled behind its first token; behind its drafts in the rows after it
+    int32_t drafts = 0;
+    std::array<int32_t, kMaxDrafts> draft_row = {};  // the draft's, in the launch that drafted it
+  };
   // A step in flight, and the host memory that its results come to.
   struct Slot {
     Buffer sampled, top;        // as sampled_ and top_
@@ -75,7 +84,9 @@ class ModelRunner final : public StepRunner {
     std::vector<Sampled> rows;
     std::vector<Scored> scores;
     std::vector<Pooled> pooled;
-    int32_t top_n = 0;  // of scored_top
+    std::vector<Verified> verified;  // of each item, where the step has drafts
+    int32_t drafts = 0;              // launches that drafted
+    int32_t top_n = 0;               // of scored_top
   };
 
   ModelRunner(Model& model, EngineConfig config) : model_(model), config_(std::move(config)) {}
@@ -89,12 +100,16 @@ class ModelRunner final : public StepRunner {
     size_t first = 0;
     Precision precision = Precision::kFp16;
     double fp8_share = 1.0;
+    bool drafts = false;      // what is sampled stays on the device, for a launch after it
+    bool fresh_keys = false;  // as BatchView has it
   };
   StepShape shape_of(const Part& part) const;
   Status enqueue_step(const StepPlan& plan, Precision precision);
   void take_results(const Slot& slot, StepOutput& output) const;
+  // The launches that draft, then the one that verifies.
+  Status submit_drafts(const StepPlan& plan, Slot& slot);
   Status submit_part(const Part& part, int host_slot, Slot& slot);
-  void add_samples(const ScheduledSequence& item, int32_t last_row, Precision precision, Slot& slot);
+  void add_samples(const ScheduledSequence& item, int32_t last_row, const Part& part, Slot& slot);
   void add_scores(const ScheduledSequence& item, size_t index, int32_t last_token_row, Precision precision, Slot& slot);
   void add_hidden(const ScheduledSequence& item, size_t index, int32_t last_token_row, Slot& slot);
   // Where a launch's rows begin among those of its step.
@@ -113,12 +128,15 @@ class ModelRunner final : public StepRunner {
   // Decode steps are padded to the next of these numbers of sequences (ascending), captured the second time that a
   // shape occurs, and replayed from then on. Empty = never.
   std::vector<int32_t> graph_sizes_;
+  int32_t launch_sequences_ = 0;  // that a launch may have, and rows sampled in one
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<TokenHistory> history_;
   std::unique_ptr<StepInput> input_;
-  Buffer logits_;      // f32 [max_sequences, vocab]
-  Buffer sampled_;     // SampledRow [max_sequences], of the last step that was enqueued
-  Buffer top_;         // TokenLogprob [max_sequences, kMaxTopLogprobs]
+  Buffer logits_;      // f32 [launch_sequences_, vocab]
+  // SampledRow [1 + speculative_tokens, launch_sequences_]: what the last launch sampled, then of a step with drafts what
+  // each launch drafted.
+  Buffer sampled_;
+  Buffer top_;         // TokenLogprob [launch_sequences_, kMaxTopLogprobs]
   Buffer scored_;      // SampledRow [max_step_tokens]
   Buffer scored_top_;  // TokenLogprob [max_step_tokens, top_n]
   std::array<Slot, kInFlight> slots_;
@@ -129,6 +147,7 @@ class ModelRunner final : public StepRunner {
   std::vector<size_t> singles_first_;  // of a launch's items: those with one token first
   std::vector<int32_t> last_rows_;     // of each of a launch's items: its last token's index
   std::vector<LogitBias> biases_;      // of a row
+  std::vector<ScheduledSequence> drafting_;
 };
 
 }  // namespace nfp

@@ -362,6 +362,24 @@ void Scheduler::computed(const ScheduledSequence& item, bool exact) {
   }
 }
 
+void Scheduler::accepted(Sequence& sequence, bool exact) {
+  const int32_t first = sequence.scheduled;
+  sequence.tokens.push_back(kPendingToken);
+  ++sequence.pending;
+  ++sequence.scheduled;
+  computed({.sequence = &sequence, .first = first, .count = 1, .life = sequence.life}, exact);
+}
+
+void Scheduler::take_back(const StepPlan& plan) {
+  for (const ScheduledSequence& item : plan.items) {
+    if (item.sequence == nullptr || item.life != item.sequence->life) continue;
+    item.sequence->scheduled = item.first;
+    if (!item.samples) continue;
+    item.sequence->tokens.pop_back();
+    --item.sequence->pending;
+  }
+}
+
 std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence) {
   const auto is_it = [&](const std::unique_ptr<Sequence>& other) { return other.get() == sequence; };
   std::unique_ptr<Sequence> taken;

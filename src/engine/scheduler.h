@@ -9,6 +9,7 @@
 // blocks back and waits again (preemption by recomputation).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -35,6 +36,8 @@ struct ScheduledSequence {
   bool samples = false;  // the chunk reaches the end: a token is sampled, unless the request is pooled
   int32_t source = -1;   // >= 0: the one token is that row's of the step in flight
   uint32_t life = 0;     // the sequence's
+  // So many tokens after the one are drafted in FP8, then verified: the step samples behind each (StepOutput::accepted).
+  int32_t drafts = 0;
 };
 
 struct StepPlan {
@@ -47,6 +50,12 @@ struct StepPlan {
   bool exact_singles = false;
   std::vector<Sequence*> preempted;  // in this call; they wait again
   std::vector<Sequence*> admitted;   // in this call
+  // Of any item, the most.
+  int32_t drafts() const {
+    int32_t most = 0;
+    for (const ScheduledSequence& item : items) most = std::max(most, item.drafts);
+    return most;
+  }
 };
 
 class Scheduler {
@@ -73,6 +82,12 @@ class Scheduler {
   const std::vector<Sequence*>& sequences() const { return viewed_; }
   // Tells that the plan was submitted: its items are scheduled, and those that sample have a pending token more.
   void submitted(const StepPlan& plan);
+  // Blocks for so many tokens of a running sequence in all; false: there are not enough.
+  bool reserve(Sequence& sequence, int32_t tokens) { return grow(sequence, tokens); }
+  // Of a step with drafts: the token after the sequence's last one was computed too, and one more is to be taken.
+  void accepted(Sequence& sequence, bool exact);
+  // Of a step that was submitted and came to nothing: its items are planned again.
+  void take_back(const StepPlan& plan);
   // Tells that an item of a plan was computed: advances `computed` and publishes blocks that became full.
   void computed(const ScheduledSequence& item, bool exact);
   // Takes the sequence out of whichever list it is in and gives its blocks back.

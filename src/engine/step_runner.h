@@ -17,6 +17,9 @@ namespace nfp {
 struct StepOutput {
   // One entry for each item of the plan with `samples`, in order.
   std::vector<OutputToken> sampled;
+  // Empty, or one entry for each of `sampled`: what follows it, a token for each draft that was what was sampled in its
+  // place.
+  std::vector<std::vector<OutputToken>> accepted;
   // One entry for each item of the plan: log-probabilities of prompt tokens first+1 .. first+count, as far as they are
   // prompt tokens and the request asks for them.
   std::vector<std::vector<OutputToken>> prompt_logprobs;
@@ -57,6 +60,11 @@ class StepRunner {
   virtual int32_t hidden() const { return 0; }
   // Steps that may be submitted and not yet collected.
   virtual int32_t max_in_flight() const { return 1; }
+  // Draft tokens that each of so many items may have; 0 = it does not draft.
+  virtual int32_t max_drafts(int32_t sequences) const {
+    (void)sequences;
+    return 0;
+  }
   // How a step asked for in this precision is computed.
   virtual Precision computed(Precision asked) const { return asked; }
   virtual CapturedUse captured() const { return {}; }

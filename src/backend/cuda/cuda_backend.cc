@@ -698,7 +698,9 @@ void CudaBackend::rope(const RopeArgs& args) {
 void CudaBackend::rope_attention(const RopeArgs& first, const AttentionArgs& then) {
   const BatchView& batch = first.batch;
   cuda::AttentionCall call = attention_call(then);
-  if (batch.single == batch.sequences && batch.single <= most_rotated_[static_cast<size_t>(call.cache.type)] &&
+  // The kernel that does both writes a sequence's key when it reads that sequence's others.
+  if (!batch.fresh_keys && batch.single == batch.sequences &&
+      batch.single <= most_rotated_[static_cast<size_t>(call.cache.type)] &&
       !first.norm_spans_heads && first.rotary_dim == first.head_dim) {
     call.rotation = {first.cos_sin, first.q_norm, first.k_norm, first.norm_eps, overflow_mark_.as<int32_t>(),
                      first.layer};
@@ -759,7 +761,7 @@ void CudaBackend::attend(cuda::AttentionCall call, const AttentionArgs& args, co
   if (single > 0) {
     call.sequences = call.tokens = single;
     // Steps begin with a copy, so only this step's keys may still be on their way.
-    call.early_cache_reads = !batch.narrowed;
+    call.early_cache_reads = !batch.fresh_keys;
     const auto timed = profiler_.time(rotated ? stage::kRopeDecodeAttention : stage::kDecodeAttention, stream_,
                                       [args, rotated, single, lengths = lengths_] {
                                         return rotated ? cost_of(*rotated, args, kForm, lengths)

@@ -143,6 +143,7 @@ EngineConfig ModelFlags::engine_config() const {
   config.memory_share = device.gpu_memory_utilization;
   config.kv_dtype = kv_dtype_value();
   config.speculative_tokens = speculative_tokens;
+  config.speculative_always = speculative_always;
   return config;
 }
 

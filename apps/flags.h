@@ -44,6 +44,7 @@ struct ModelFlags {
   int32_t threads = 0;
   int32_t ctx = 0;
   int32_t speculative_tokens = 0;
+  bool speculative_always = false;
   bool fp8_head = false;
   std::string calibrate = "none";
   std::string calibrate_rule = "free";

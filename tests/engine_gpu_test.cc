@@ -254,13 +254,16 @@ struct Answer {
 // says so.
 std::map<std::string, Answer> answers(LoadedModel& loaded, const std::vector<std::vector<int32_t>>& prompts,
                                       const char* policy, int32_t at_once, int32_t in_flight, float temperature,
-                                      int64_t kv_bytes = int64_t{256} << 20) {
+                                      int64_t kv_bytes = int64_t{256} << 20, int32_t drafts = 0) {
   EngineConfig serving;
   serving.max_context = 512;
   serving.limits.max_sequences = at_once;
   serving.limits.max_step_tokens = 96;
   serving.steps_in_flight = in_flight;
   serving.kv_bytes = kv_bytes;
+  serving.fp8 = Precision::kFp8W8A8;
+  serving.speculative_tokens = drafts;
+  serving.speculative_always = true;
   auto engine = make_engine(loaded, serving, std::move(parse_policy(policy).value()));
   EXPECT_TRUE(engine.ok()) << engine.error().message;
   std::map<std::string, Answer> all;
@@ -286,6 +289,12 @@ std::map<std::string, Answer> answers(LoadedModel& loaded, const std::vector<std
     }
   }
   EXPECT_EQ(engine->engine->stats().kv_blocks_used, 0);
+  if (drafts > 0) {
+    const EngineStats stats = engine->engine->stats();
+    EXPECT_GT(stats.accepted_tokens, 0u);
+    EXPECT_LT(stats.accepted_tokens, stats.drafted_tokens);
+    printf("%lu of %lu drafts were right\n", stats.accepted_tokens, stats.drafted_tokens);
+  }
   return all;
 }
 
@@ -330,6 +339,49 @@ TEST_F(GpuTest, RunningAheadAndGraphsGiveTheSameTokens) {
 }
 
 // Greedy answers are the CPU's up to ties that rounding decides: where they part, both tokens are about as likely.
+// Verified in one step, keys of which are written in it, a token has the bits that a step of its own gives it.
+TEST_F(GpuTest, DraftsChangeNothingWhereDeterministic) {
+  auto gpu = load_model_on("cuda", true);
+  ASSERT_NE(gpu, nullptr);
+  const auto prompts = prompts_for(*gpu, 12);
+  for (const float temperature : {0.0f, 0.8f}) {
+    const auto plain = answers(*gpu, prompts, "fp16", 7, 1, temperature);
+    for (const int32_t drafts : {1, 3, 8}) {
+      const auto drafted = answers(*gpu, prompts, "fp16", 7, 2, temperature, int64_t{256} << 20, drafts);
+      for (const auto& [id, answer] : plain) {
+        EXPECT_EQ(answer.tokens, drafted.at(id).tokens) << id << " with " << drafts;
+        EXPECT_EQ(answer.logprobs, drafted.at(id).logprobs) << id << " with " << drafts;
+      }
+    }
+  }
+}
+
+// With the fastest kernels, attention reads keys before the kernel ahead of it has ended, but not those that it writes:
+// a token's log-probability is then as near to that of the token's own step as two runs' of other company.
+TEST_F(GpuTest, DraftsOfTheFastestKernelsAreVerifiedByTheStepsOwnKeys) {
+  auto gpu = load_model_on("cuda", false);
+  ASSERT_NE(gpu, nullptr);
+  const auto prompts = prompts_for(*gpu, 12);
+  for (const int32_t at_once : {1, 7}) {
+    const auto plain = answers(*gpu, prompts, "fp16", at_once, 1, 0.0f);
+    const auto drafted = answers(*gpu, prompts, "fp16", at_once, 1, 0.0f, int64_t{256} << 20, 4);
+    double worst = 0;
+    size_t same = 0, all = 0;
+    for (const auto& [id, answer] : plain) {
+      const Answer& other = drafted.at(id);
+      ASSERT_EQ(answer.tokens.size(), other.tokens.size());
+      all += answer.tokens.size();
+      for (size_t t = 0; t < answer.tokens.size() && answer.tokens[t] == other.tokens[t]; ++t, ++same) {
+        worst = std::max(worst, static_cast<double>(std::fabs(answer.logprobs[t] - other.logprobs[t])));
+      }
+    }
+    printf("%d at once: %zu of %zu tokens before the first other one, log-probabilities within %.4f\n", at_once, same,
+           all, worst);
+    EXPECT_LT(worst, 0.05);
+    EXPECT_GT(same, all / 2);
+  }
+}
+
 TEST_F(GpuTest, GreedyAnswersAreTheCpusUpToTies) {
   auto gpu = load_model_on("cuda", false), cpu = load_model_on("cpu", false);
   ASSERT_TRUE(gpu != nullptr && cpu != nullptr);

@@ -136,7 +136,6 @@ Status ModelRunner::prepare() {
   const ModelConfig& config = model_.config();
   SchedulerLimits& most = config_.limits;
   if (most.max_step_tokens <= 0) most.max_step_tokens = backend.default_step_tokens();
-  most.max_step_tokens = std::max({most.max_step_tokens, most.max_sequences, config_.speculative_tokens + 1});
   if (config_.max_context <= 0) config_.max_context = std::min(config.max_context, kDefaultContext);
   if (config_.max_context > config.max_context) {
     return error(ErrorCode::kUsage, "a context of {} tokens was asked for, but this model has {}", config_.max_context,
@@ -144,9 +143,12 @@ Status ModelRunner::prepare() {
   }
   const bool captures = backend.prefers_graphs();
   if (config_.steps_in_flight <= 0) config_.steps_in_flight = captures ? 2 : 1;
-  // A token and its drafts are sequences of their own where they are verified.
-  launch_sequences_ = most.max_sequences;
-  if (config_.speculative_tokens > 0) launch_sequences_ = std::max(launch_sequences_, config_.speculative_tokens + 1);
+  // A token and its drafts are sequences of their own where they are verified. With more of them at once drafts gain
+  // nothing: verifying them takes as long as computing them.
+  constexpr int32_t kVerified = 128;
+  launch_sequences_ =
+      std::max(most.max_sequences, std::min(most.max_sequences * (config_.speculative_tokens + 1), kVerified));
+  most.max_step_tokens = std::max(most.max_step_tokens, launch_sequences_);
   if (captures && config_.graphs) graph_sizes_ = default_graph_sizes(launch_sequences_);
   NFP_RETURN_IF_ERROR(model_.reserve(config_.limits.max_step_tokens, launch_sequences_, config_.max_context));
   NFP_ASSIGN_OR_RETURN(history_, backend.make_token_history(config_.limits.max_sequences, config.vocab));

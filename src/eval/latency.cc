@@ -12,11 +12,38 @@ struct Repeats {
   std::vector<double> ttft, ttft_last, step, step_p99, seconds;
 };
 
+DraftTimes draft_times(const std::vector<StepRecord>& decode) {
+  DraftTimes times;
+  std::vector<double> seconds;
+  double all_s = 0;
+  int64_t tokens = 0, sequences = 0, drafted = 0, accepted = 0, drafting = 0;
+  for (const StepRecord& step : decode) {
+    all_s += step.seconds;
+    tokens += step.tokens;
+    sequences += step.sequences;
+    if (step.drafted == 0) continue;
+    seconds.push_back(step.seconds);
+    drafted += step.drafted;
+    accepted += step.accepted;
+    drafting += step.sequences;
+  }
+  times.steps = std::ssize(seconds);
+  if (times.steps == 0) return times;
+  times.step_ms = median(std::move(seconds)) * 1e3;
+  times.drafts = static_cast<double>(drafted) / static_cast<double>(drafting);
+  times.acceptance = static_cast<double>(accepted) / static_cast<double>(drafted);
+  const double steps = static_cast<double>(decode.size());
+  times.token_ms = all_s / steps / (static_cast<double>(tokens) / static_cast<double>(sequences)) * 1e3;
+  return times;
+}
+
 void take(const BenchRun& run, int32_t batch, LatencyRow& row, Repeats& repeats) {
   repeats.ttft.push_back(mean(run.ttft_s) * 1e3);
   repeats.ttft_last.push_back(*std::max_element(run.ttft_s.begin(), run.ttft_s.end()) * 1e3);
   repeats.seconds.push_back(run.seconds);
-  const std::vector<StepRecord> decode = decode_steps(run.steps, batch);
+  std::vector<StepRecord> decode = decode_steps(run.steps, batch);
+  row.drafts = draft_times(decode);
+  std::erase_if(decode, [](const StepRecord& step) { return step.drafted > 0; });
   if (decode.empty()) return;
   const std::vector<double> seconds = step_seconds(decode);
   repeats.step.push_back(median(seconds) * 1e3);
@@ -82,6 +109,13 @@ nlohmann::ordered_json to_json(const LatencyRow& row) {
     json["step_ms_repeats"] = row.step_ms_repeats;
     json["host"] = to_json(row.host);
   }
+  if (const DraftTimes& d = row.drafts; d.steps > 0) {
+    json["drafts"] = {{"steps", d.steps},
+                      {"step_ms", d.step_ms},
+                      {"drafts", d.drafts},
+                      {"acceptance", d.acceptance},
+                      {"token_ms", d.token_ms}};
+  }
   json["seconds"] = row.seconds;
   return json;
 }
@@ -89,6 +123,10 @@ nlohmann::ordered_json to_json(const LatencyRow& row) {
 std::string to_text(const LatencyRow& row) {
   std::string text = fmt::format("{:<8} batch {:>3}  input {:>5}  output {:>4}  first token {:>8.2f} ms",
                                  name_of(row.precision), row.batch, row.input, row.output, row.ttft_ms);
+  if (const DraftTimes& d = row.drafts; d.steps > 0) {
+    text += fmt::format("  {} steps with {:.1f} drafts, {:.0f}% right, {:.3f} ms; a token {:.3f} ms", d.steps, d.drafts,
+                        100 * d.acceptance, d.step_ms, d.token_ms);
+  }
   if (row.step_ms <= 0) return text;
   return text +
          fmt::format("  step {:.3f} ms (p99 {:.3f})  host: submit {:.0f} us, wait {:.0f}, output {:.0f}, late {:.0f}%",

@@ -22,6 +22,15 @@ struct LatencyOptions {
   int32_t repeats = 3;
 };
 
+// Decoding with drafts (EngineConfig::speculative_tokens), from the last repeat.
+struct DraftTimes {
+  int64_t steps = 0;      // that drafted,
+  double step_ms = 0;     // their median,
+  double drafts = 0;      // a sequence and step, in the mean,
+  double acceptance = 0;  // and the share of these that were right
+  double token_ms = 0;    // decoding, steps without drafts too: a step's mean time over the mean of a sequence's tokens
+};
+
 struct LatencyRow {
   Precision precision = Precision::kFp16;  // as computed
   int32_t batch = 1;
@@ -30,11 +39,12 @@ struct LatencyRow {
   // Medians over repeats.
   double ttft_ms = 0;       // mean over the batch
   double ttft_last_ms = 0;  // of the request that waits longest
-  double step_ms = 0;       // the median decode step; 0 where the output has one token
+  double step_ms = 0;       // the median decode step, of those without drafts; 0 where there is none
   double step_p99_ms = 0;
   double seconds = 0;  // the whole run
   std::vector<double> step_ms_repeats;
   HostTimes host;  // of the last repeat's decode steps
+  DraftTimes drafts;
 };
 
 using LatencyCallback = std::function<void(const LatencyRow&)>;  // as each is there

@@ -69,7 +69,8 @@ class Printer {
   std::optional<Precision> last_;
 };
 
-void print_json(const GenerateFlags& flags, const LoadedModel& loaded, const Generation& g, uint64_t seed) {
+void print_json(const GenerateFlags& flags, const LoadedModel& loaded, const Generation& g, const EngineStats& stats,
+                uint64_t seed) {
   nlohmann::ordered_json tokens = nlohmann::ordered_json::array();
   for (const OutputToken& token : g.tokens)
     tokens.push_back({{"id", token.token}, {"precision", name_of(token.precision)}});
@@ -84,7 +85,9 @@ void print_json(const GenerateFlags& flags, const LoadedModel& loaded, const Gen
                                        {{"prompt_tokens", g.usage.prompt_tokens},
                                         {"completion_tokens", g.usage.completion_tokens},
                                         {"fp16_tokens", g.usage.prompt.fp16 + g.usage.completion.fp16},
-                                        {"fp8_tokens", g.usage.prompt.fp8 + g.usage.completion.fp8}}},
+                                        {"fp8_tokens", g.usage.prompt.fp8 + g.usage.completion.fp8},
+                                        {"draft_tokens", stats.drafted_tokens},
+                                        {"accepted_draft_tokens", stats.accepted_tokens}}},
                                       {"load_s", loaded.load_seconds},
                                       {"ttft_s", g.times.ttft_s},
                                       {"prefill_tokens_per_s", g.times.prefill_tokens_per_s},
@@ -139,16 +142,21 @@ Status run(const GenerateFlags& flags) {
   // What there is was asked for all the same; only the exit status tells that Ctrl-C ended it.
   Status ended = g.finish == FinishReason::kCancelled ? Status(Error{ErrorCode::kCancelled, ""}) : ok_status();
   if (flags.json) {
-    print_json(flags, *loaded, g, *sampling.seed);
+    print_json(flags, *loaded, g, engine.engine->stats(), *sampling.seed);
     return ended;
   }
   fmt::print("\n");
   std::fflush(stdout);
   if (!flags.quiet) {
+    const EngineStats stats = engine.engine->stats();
+    const std::string drafts = stats.drafted_tokens == 0
+                                   ? ""
+                                   : fmt::format(", of {} drafted tokens {} were right", stats.drafted_tokens,
+                                                 stats.accepted_tokens);
     log::say(
-        "\n{}: {} prompt tokens, {} generated; first token {:.0f} ms, decode {:.1f} tokens/s; peak memory {}; one "
+        "\n{}: {} prompt tokens, {} generated{}; first token {:.0f} ms, decode {:.1f} tokens/s; peak memory {}; one "
         "copy of the weights {}\n",
-        policy, g.usage.prompt_tokens, g.usage.completion_tokens, g.times.ttft_s * 1e3, g.times.decode_tokens_per_s,
+        policy, g.usage.prompt_tokens, g.usage.completion_tokens, drafts, g.times.ttft_s * 1e3, g.times.decode_tokens_per_s,
         human_bytes(process_memory().peak), human_bytes(loaded->model->weight_bytes()));
   }
   return ended;

@@ -383,7 +383,7 @@ Status ModelRunner::submit_drafts(const StepPlan& plan, Slot& slot) {
       drafting_.push_back(entry(i, j));
       slot.verified[i].draft_row[static_cast<size_t>(j)] = static_cast<int32_t>(drafting_.size()) - 1;
     }
-    const Part part = {.items = drafting_, .precision = computed(config_.fp8), .drafts = true};
+    const Part part = {.items = drafting_, .precision = model_.backend().fastest_fp8(), .drafts = true};
     NFP_RETURN_IF_ERROR(submit_part(part, j, slot));
     // Behind what later launches sample.
     model_.backend().copy({.dst = sampled_.as<SampledRow>() + static_cast<ptrdiff_t>(j + 1) * rows,

@@ -78,9 +78,7 @@ void add_bench(CLI::App& app, Status& status) {
       "  nestedfp bench MODEL steps > step-times.json");
   BenchFlags& common = flags->common;
   common.model.add_to(*verb);
-  add_speculative_flag(*verb, common.model.speculative_tokens);
-  verb->add_flag("--speculative-always", common.model.speculative_always,
-                 "draft all --speculative-tokens in every step that may, whether it gains or not");
+  common.model.add_speculation(*verb);
   verb->remove_option(verb->get_option("--precision"));  // here another name of --precisions
   verb->get_option("MODEL")->required(
       false);  // by itself: required ones take the name of a mode that comes before them

@@ -143,7 +143,7 @@ void add_chat(CLI::App& app, Status& status) {
   verb->footer(std::string("In the conversation:\n") + kHelp +
                "\nExample:\n  nestedfp chat model.gguf --system 'Answer in one sentence.'");
   flags->model.add_to(*verb);
-  add_speculative_flag(*verb, flags->model.speculative_tokens);
+  flags->model.add_speculation(*verb);
   verb->add_option("--system", flags->system, "the system message");
   SamplingParams fallback;
   fallback.temperature = 0.7f;

@@ -89,6 +89,12 @@ void ModelFlags::add_to(CLI::App& app) {
       ->capture_default_str();
 }
 
+void ModelFlags::add_speculation(CLI::App& app) {
+  add_speculative_flag(app, speculative_tokens);
+  app.add_flag("--speculative-always", speculative_always,
+               "draft all --speculative-tokens in every step that may, whether it gains or not");
+}
+
 void add_share_flag(CLI::App& app, ModelFlags& flags) {
   app.add_option("--fp8-share", flags.fp8_share,
                  "share of the weights that FP8 steps run in FP8 at most, those that it harms least; 0..1")

@@ -55,6 +55,7 @@ struct ModelFlags {
   double fp8_share = 1.0;
   bool needs_tokenizer = true;  // not a flag: LoadedModelOptions has it
   void add_to(CLI::App& app);
+  void add_speculation(CLI::App& app);  // --speculative-tokens, --speculative-always
   // Loads with a progress bar on stderr. What runs needs `context` tokens by these flags, or what --ctx says.
   Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity = false, int32_t context = 0,
                                             const std::string& context_flags = "--ctx",

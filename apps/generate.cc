@@ -179,7 +179,7 @@ void add_generate(CLI::App& app, Status& status) {
   SamplingParams fallback;
   fallback.temperature = 0;
   flags->sampling.add_to(*verb, fallback);
-  add_speculative_flag(*verb, flags->model.speculative_tokens);
+  flags->model.add_speculation(*verb);
   verb->add_option("--switch-every", flags->switch_every,
                    "change between FP16 and FP8 every N steps, and mark where (0 = never)")
       ->check(CLI::Range(0, 1 << 30));

@@ -78,7 +78,6 @@ void add_bench(CLI::App& app, Status& status) {
       "  nestedfp bench MODEL steps > step-times.json");
   BenchFlags& common = flags->common;
   common.model.add_to(*verb);
-  common.model.add_speculation(*verb);
   verb->remove_option(verb->get_option("--precision"));  // here another name of --precisions
   verb->get_option("MODEL")->required(
       false);  // by itself: required ones take the name of a mode that comes before them
@@ -115,6 +114,7 @@ void add_bench(CLI::App& app, Status& status) {
   verb->add_flag("--json", common.json, "print one JSON object");
   flags->latency.add_to(*verb);
   flags->throughput.add_to(*verb);
+  for (CLI::App* mode : {flags->latency.verb, flags->throughput.verb}) common.model.add_speculation(*mode);
   flags->steps.add_to(*verb);
   verb->require_subcommand(0, 1);
   verb->callback([flags, verb, &status] {

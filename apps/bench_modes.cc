@@ -116,6 +116,9 @@ void LatencyMode::add_to(CLI::App& bench) {
 Status LatencyMode::run(const BenchFlags& common) const {
   LatencyOptions wanted = options;
   wanted.repeats = common.repeats;
+  if (switching && common.model.speculative_tokens > 0) {
+    return error(ErrorCode::kUsage, "--switching compares plain steps: leave --speculative-tokens out");
+  }
   NFP_ASSIGN_OR_RETURN(wanted.precisions, common.precision_list());
   const int32_t context = largest(wanted.inputs) + wanted.output;
   NFP_ASSIGN_OR_RETURN(const auto loaded, common.load(false, context, "--input and --output"));
@@ -140,6 +143,7 @@ Status LatencyMode::run(const BenchFlags& common) const {
   const std::optional<DeviceLimits> limits = device_limits(*loaded, ceilings);
   if (breakdown) {
     served.graphs = false;
+    served.speculative_tokens = 0;
     for (const LatencyRow& row : rows) {
       const BreakdownCase c = {row.batch, row.input};
       served.max_context = std::max(served.max_context, row.input + c.output(served.limits.max_step_tokens));

@@ -95,6 +95,11 @@ void ModelFlags::add_speculation(CLI::App& app) {
                "draft all --speculative-tokens in every step that may, whether it gains or not");
 }
 
+void ModelFlags::warn_of_idle_speculation() const {
+  if (speculative_tokens == 0 || is_exact(precision_value())) return;
+  log::warn("--speculative-tokens: does nothing, as drafts are for FP16 steps, and --precision {} has none", precision);
+}
+
 void add_share_flag(CLI::App& app, ModelFlags& flags) {
   app.add_option("--fp8-share", flags.fp8_share,
                  "share of the weights that FP8 steps run in FP8 at most, those that it harms least; 0..1")

@@ -56,6 +56,7 @@ struct ModelFlags {
   bool needs_tokenizer = true;  // not a flag: LoadedModelOptions has it
   void add_to(CLI::App& app);
   void add_speculation(CLI::App& app);  // --speculative-tokens, --speculative-always
+  void warn_of_idle_speculation() const;
   // Loads with a progress bar on stderr. What runs needs `context` tokens by these flags, or what --ctx says.
   Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity = false, int32_t context = 0,
                                             const std::string& context_flags = "--ctx",

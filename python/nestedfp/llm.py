@@ -268,8 +268,8 @@ class LLM:
     ``precision``: "fp16" (exact), "fp8", "fp8-w8a8", or a policy that decides for every step: "threshold:TOKENS",
     "alternate:STEPS". Other keywords: device ("auto", "cpu", "cuda"), threads, max_model_len, max_num_seqs,
     max_num_batched_tokens, kv_cache_dtype ("f16", "fp8", "f32"), gpu_memory_utilization, enable_prefix_caching,
-    fp8 (which arithmetic policies mean by FP8), fp8_head, deterministic, gemm_choices (a file of
-    ``nestedfp tune``, for a GPU).
+    speculative_tokens (at most so many ahead, drafted in FP8 and verified in FP16; 0), fp8 (which arithmetic policies
+    mean by FP8), fp8_head, deterministic, gemm_choices (a file of ``nestedfp tune``, for a GPU).
 
     Raises NestedFPError with a message that names the file or field."""
 

@@ -128,6 +128,7 @@ Result<EngineSettings> parse_settings(const Json& json) {
     return ok_status();
   });
   fields.boolean("enable_prefix_caching", settings.serving.prefix_caching);
+  fields.integer("speculative_tokens", settings.serving.speculative_tokens, 0, kMaxDrafts);
   fields.other("kv_cache_dtype", one_of<DType>("kv_cache_dtype", settings.serving.kv_dtype,
                                                {{"f16", DType::kF16}, {"fp8", DType::kF8E4M3}, {"f32", DType::kF32}}));
   NFP_RETURN_IF_ERROR(fields.read(json));

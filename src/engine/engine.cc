@@ -295,6 +295,7 @@ void Engine::count_drafts(const Step& step, const StepOutput& result, StepRecord
     if (!item.samples) continue;
     const auto right = static_cast<int32_t>(result.accepted[sample++].size());
     record.drafted += item.drafts;
+    totals_.drafts += item.drafts > 0 ? 1 : 0;
     record.accepted += right;
     tried += right + (right < item.drafts ? 1 : 0);
   }

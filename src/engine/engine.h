@@ -107,6 +107,7 @@ struct EngineStats {
   uint64_t steps_by_precision[kPrecisionCount] = {};
   uint64_t tokens_by_precision[kPrecisionCount] = {};
   uint64_t precision_switches = 0;
+  uint64_t drafts = 0;  // one a sequence and step with draft tokens,
   uint64_t drafted_tokens = 0;
   uint64_t accepted_tokens = 0;
   uint64_t preemptions = 0;

@@ -28,6 +28,7 @@ fs::path folder_of(const StartStepsOptions& options) {
 // What is measured: the options as the engine's runner takes them, in a shorter context.
 EngineConfig measured_engine(const LoadedModel& loaded, const StartStepsOptions& options) {
   EngineConfig engine = options.engine;
+  engine.speculative_tokens = 0;
   if (engine.max_context <= 0) engine.max_context = std::min(loaded.config.max_context, kDefaultContext);
   engine.max_context = std::min(engine.max_context, 4096);
   int32_t& tokens = engine.limits.max_step_tokens;

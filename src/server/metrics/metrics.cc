@@ -93,6 +93,9 @@ void write_engine(const EngineStats& e, bool prefix_caching, Writer* w) {
   w->head("vllm:lora_requests_info", "gauge", "LoRA adapters in use: none, there is no LoRA.");
   w->value("vllm:lora_requests_info", 0, "max_lora=\"0\",waiting_lora_adapters=\"\",running_lora_adapters=\"\"");
   w->counter("vllm:num_preemptions_total", e.preemptions, "Requests that gave their KV blocks back to older ones.");
+  w->counter("vllm:spec_decode_num_drafts_total", e.drafts, "Drafts: one a sequence and step with draft tokens.");
+  w->counter("vllm:spec_decode_num_draft_tokens_total", e.drafted_tokens, "Tokens drafted in FP8, verified in FP16.");
+  w->counter("vllm:spec_decode_num_accepted_tokens_total", e.accepted_tokens, "Draft tokens that were right.");
   w->counter("vllm:prefix_cache_queries_total", e.prefix_queries, "Prompt tokens looked up in the prefix cache.");
   w->counter("vllm:prefix_cache_hits_total", e.prefix_hits, "Prompt tokens found there.");
   w->counter("vllm:gpu_prefix_cache_queries_total", e.prefix_queries, "The same under its older name.");

@@ -57,11 +57,12 @@ bool all_decode(const StepPlan& plan) {
 }
 
 // Whether drafts of its next tokens can be verified together: not where what the next is sampled from depends on the
-// one before in another way.
+// one before in another way. A step gives a token more than it drafts.
 bool may_draft(const Sequence& sequence) {
   const SamplingParams& p = sequence.request.sampling;
   const bool penalties = p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
-  return !penalties && !sequence.request.constraint && !sequence.no_drafts;
+  const bool room = sequence.size() + 1 < sequence.limit;
+  return room && !penalties && !sequence.request.constraint && !sequence.no_drafts;
 }
 
 uint64_t random_seed() {
@@ -260,30 +261,31 @@ Precision Engine::part_singles(StepPlan& plan, Precision precision) {
   return Precision::kFp16;
 }
 
+int32_t Engine::draft_length(const std::vector<ScheduledSequence>& items) const {
+  const auto drafting = std::count_if(items.begin(), items.end(), [](const ScheduledSequence& item) {
+    return item.sequence != nullptr && may_draft(*item.sequence);
+  });
+  if (drafting == 0) return 0;
+  const auto sequences = static_cast<int32_t>(items.size());
+  return draft_length_.choose(sequences, static_cast<int32_t>(drafting), runner_->max_drafts(sequences));
+}
+
 bool Engine::will_draft() const {
   if (!draft_length_.on() || others_wait() || !last_level_ || !is_exact(last_level_->precision)) return false;
   const StepPlan& plan = in_flight_.back().plan;
-  const std::vector<ScheduledSequence>& items = plan.items;
-  if (static_cast<int32_t>(items.size()) != scheduler_.running() || !all_decode(plan)) return false;
-  const auto drafts = [](const ScheduledSequence& item) {
-    return item.sequence != nullptr && may_draft(*item.sequence) && item.sequence->size() + 1 < item.sequence->limit;
-  };
-  if (std::none_of(items.begin(), items.end(), drafts)) return false;
-  const auto sequences = static_cast<int32_t>(items.size());
-  return draft_length_.choose(sequences, runner_->max_drafts(sequences)) > 0;
+  if (static_cast<int32_t>(plan.items.size()) != scheduler_.running() || !all_decode(plan)) return false;
+  return draft_length(plan.items) > 0;
 }
 
 void Engine::add_drafts(Step& step) {
   std::vector<ScheduledSequence>& items = step.plan.items;
   if (!draft_length_.on() || !in_flight_.empty() || !is_exact(step.precision) || others_wait()) return;
   if (!all_decode(step.plan)) return;
-  const auto sequences = static_cast<int32_t>(items.size());
-  const int32_t drafts = draft_length_.choose(sequences, runner_->max_drafts(sequences));
+  const int32_t drafts = draft_length(items);
   for (ScheduledSequence& item : items) {
     Sequence& sequence = *item.sequence;
     if (!may_draft(sequence)) continue;
-    // The step gives a token more than it drafts.
-    item.drafts = std::clamp(sequence.limit - sequence.size() - 1, 0, drafts);
+    item.drafts = std::min(sequence.limit - sequence.size() - 1, drafts);
     while (item.drafts > 0 && !scheduler_.reserve(sequence, item.first + 1 + item.drafts)) --item.drafts;
   }
 }

@@ -172,6 +172,8 @@ class Engine {
   double share_level(double share) const;
   // Requests that would wait for a step with drafts longer than for a plain one.
   bool others_wait() const { return scheduler_.waiting() > 0 && !config_.speculative_always; }
+  // How many tokens a step of these, which all decode, is to draft for each that may.
+  int32_t draft_length(const std::vector<ScheduledSequence>& items) const;
   // Whether the next step is likely to draft: it is then planned once the one in flight is done.
   bool will_draft() const;
   // Gives the step's items drafts, where that is worth it.

@@ -456,7 +456,8 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   const Result<StepTicket> ticket =
       started.ok() ? runner_->submit(plan, step.precision) : Result<StepTicket>(started.error());
   if (!ticket.ok()) {
-    fail(plan, ticket.error(), outputs);
+    const bool again = plan.drafts() > 0 && ticket.error().code != ErrorCode::kDevice;
+    again ? forgo_drafts(plan, outputs) : fail(plan, ticket.error(), outputs);
     return false;
   }
   step.ticket = *ticket;
@@ -511,6 +512,20 @@ void Engine::fail(const StepPlan& plan, const Error& error, std::vector<RequestO
   for (const std::string& id : ids) end_with(id, error, outputs);
 }
 
+void Engine::forgo_drafts(StepPlan& plan, std::vector<RequestOutput>& outputs) {
+  for (ScheduledSequence& item : plan.items) {
+    if (item.sequence == nullptr) continue;
+    Sequence& sequence = *item.sequence;
+    sequence.no_drafts = true;
+    scheduler_.trim(sequence);
+    const Status started = runner_->start(sequence);
+    if (started.ok()) continue;
+    if (started.error().code == ErrorCode::kDevice) return fail(plan, started.error(), outputs);
+    item.sequence = nullptr;
+    end_with(std::string(sequence.request.id), started.error(), outputs);
+  }
+}
+
 void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   // Stays in the list meanwhile: a request that ends takes its sequence out of all items.
   Step& step = in_flight_.front();
@@ -520,11 +535,8 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   const auto arrived = now();
   busy_since_ = arrived;
   if (!result.ok() && step.plan.drafts() > 0 && result.error().code != ErrorCode::kDevice) {
-    // It may be the drafts' doing: their numbers are not those that the requests asked for.
-    for (const ScheduledSequence& item : step.plan.items) {
-      if (item.sequence != nullptr) item.sequence->no_drafts = true;
-    }
     scheduler_.take_back(step.plan);
+    forgo_drafts(step.plan, outputs);
     in_flight_.pop_front();
     return;
   }
@@ -593,7 +605,11 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
       output.error_code = overflow.code;
       end(entry, FinishReason::kError, output);
     }
-    if (output.finish) remove(output.id);
+    if (output.finish) {
+      remove(output.id);
+    } else if (item.drafts > 0) {
+      scheduler_.trim(*item.sequence);
+    }
   }
   const StepWork work = record.work = step.work;
 

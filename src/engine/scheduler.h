@@ -84,6 +84,8 @@ class Scheduler {
   void submitted(const StepPlan& plan);
   // Blocks for so many tokens of a running sequence in all; false: there are not enough.
   bool reserve(Sequence& sequence, int32_t tokens) { return grow(sequence, tokens); }
+  // Gives back what reserve() took and its scheduled tokens do not need.
+  void trim(Sequence& sequence);
   // Of a step with drafts: the token after the sequence's last one was computed too, and one more is to be taken.
   void accepted(Sequence& sequence, bool exact);
   // Of a step that was submitted and came to nothing: its items are planned again.

@@ -204,6 +204,8 @@ TEST(StepLog, HasALineForEachStep) {
   step.seconds = 0.0125;
   metrics.on_step(step);
   step.start += std::chrono::milliseconds(1500);
+  step.drafted = 6;
+  step.accepted = 4;
   metrics.on_step(step);
   std::ifstream file(path);  // lines are there as soon as they are written
   std::string head, first, second, more;
@@ -211,9 +213,10 @@ TEST(StepLog, HasALineForEachStep) {
   EXPECT_FALSE(std::getline(file, more));
   EXPECT_EQ(head,
             "start_s,precision,fp8_share,change,tokens,prefill_tokens,sequences,waiting,prefill_pairs,prefill_keys,"
-            "decode_keys,predicted_ms,table_ms,ms");
-  EXPECT_EQ(first, "0.0000,fp8,0.500,first_tokens,33,32,2,4,3728,132,51,10.000,8.000,12.500");
+            "decode_keys,predicted_ms,table_ms,ms,drafted,accepted");
+  EXPECT_EQ(first, "0.0000,fp8,0.500,first_tokens,33,32,2,4,3728,132,51,10.000,8.000,12.500,0,0");
   EXPECT_EQ(second.substr(0, 11), "1.5000,fp8,");
+  EXPECT_EQ(second.substr(second.size() - 11), ",12.500,6,4");
 
   for (const std::string place : {"/nonexistent/steps.csv", "/dev/full"}) {
     const auto refused = StepLog::create(place);

@@ -578,6 +578,24 @@ TEST(Drafts, WaitForThoseThatWait) {
   }
 }
 
+TEST(Drafts, WaitForThoseWhoseTurnIsNext) {
+  Runner runner(4, {}, count_on);
+  EngineConfig o = options(4);
+  o.speculative_always = false;
+  o.now = [&] { return EngineClock::time_point{} + runner.took; };
+  Engine engine(o, &runner, nullptr, policy("fp8"));
+  Request exact = request("exact", {5, 6}, 120);
+  exact.precision = PrecisionClass::kExact;
+  ASSERT_TRUE(engine.submit(std::move(exact)).ok());
+  ASSERT_TRUE(engine.submit(request("other", {5, 6}, 40)).ok());
+  Answers answers;
+  while (!answers["other"].finish) take(engine.step(), answers);
+  EXPECT_GT(answers["exact"].tokens.size(), 30u);
+  EXPECT_EQ(drafting(runner), 0u);
+  EXPECT_EQ(finish(engine, std::move(answers))["exact"].tokens, counted(120));
+  EXPECT_GT(drafting(runner), 0u);
+}
+
 TEST(Drafts, AreOfFp16StepsOnly) {
   for (const char* name : {"fp8", "alternate:1"}) {
     Runner runner(4, {}, count_on);  // sees to it

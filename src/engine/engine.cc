@@ -271,15 +271,14 @@ int32_t Engine::draft_length(const std::vector<ScheduledSequence>& items) const 
 }
 
 bool Engine::will_draft() const {
-  if (!draft_length_.on() || others_wait() || !last_level_ || !is_exact(last_level_->precision)) return false;
+  if (!draft_length_.on() || !last_level_ || !is_exact(last_level_->precision)) return false;
   const StepPlan& plan = in_flight_.back().plan;
-  if (static_cast<int32_t>(plan.items.size()) != scheduler_.running() || !all_decode(plan)) return false;
-  return draft_length(plan.items) > 0;
+  return !others_wait(plan) && all_decode(plan) && draft_length(plan.items) > 0;
 }
 
 void Engine::add_drafts(Step& step) {
   std::vector<ScheduledSequence>& items = step.plan.items;
-  if (!draft_length_.on() || !in_flight_.empty() || !is_exact(step.precision) || others_wait()) return;
+  if (!draft_length_.on() || !in_flight_.empty() || !is_exact(step.precision) || others_wait(step.plan)) return;
   if (!all_decode(step.plan)) return;
   const int32_t drafts = draft_length(items);
   for (ScheduledSequence& item : items) {

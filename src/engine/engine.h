@@ -170,8 +170,12 @@ class Engine {
   // Settles whether single tokens are computed apart, and in what the rest is.
   Precision part_singles(StepPlan& plan, Precision precision);
   double share_level(double share) const;
-  // Requests that would wait for a step with drafts longer than for a plain one.
-  bool others_wait() const { return scheduler_.waiting() > 0 && !config_.speculative_always; }
+  // Whether there are requests that would wait for a step with drafts longer than for a plain one: in the queue, or
+  // left out of this step, which others have as their turn.
+  bool others_wait(const StepPlan& plan) const {
+    const bool all = scheduler_.waiting() == 0 && static_cast<int32_t>(plan.items.size()) == scheduler_.running();
+    return !all && !config_.speculative_always;
+  }
   // How many tokens a step of these, which all decode, is to draft for each that may.
   int32_t draft_length(const std::vector<ScheduledSequence>& items) const;
   // Whether the next step is likely to draft: it is then planned once the one in flight is done.

@@ -141,6 +141,10 @@ Status ModelRunner::prepare() {
     return error(ErrorCode::kUsage, "a context of {} tokens was asked for, but this model has {}", config_.max_context,
                  config.max_context);
   }
+  if (config_.speculative_tokens < 0 || config_.speculative_tokens > kMaxDrafts) {
+    return error(ErrorCode::kUsage, "{} speculative tokens were asked for, and there may be 0 to {}",
+                 config_.speculative_tokens, kMaxDrafts);
+  }
   const bool captures = backend.prefers_graphs();
   if (config_.steps_in_flight <= 0) config_.steps_in_flight = captures ? 2 : 1;
   // A token and its drafts are sequences of their own where they are verified. With more of them at once drafts gain

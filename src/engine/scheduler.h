@@ -36,7 +36,8 @@ struct ScheduledSequence {
   bool samples = false;  // the chunk reaches the end: a token is sampled, unless the request is pooled
   int32_t source = -1;   // >= 0: the one token is that row's of the step in flight
   uint32_t life = 0;     // the sequence's
-  // So many tokens after the one are drafted in FP8, then verified: the step samples behind each (StepOutput::accepted).
+  // So many tokens after the one are drafted in FP8, then verified: the step samples behind each
+  // (StepOutput::accepted).
   int32_t drafts = 0;
 };
 

@@ -49,9 +49,10 @@ void add_kv_dtype_flag(CLI::App& app, std::string& name) {
 }
 
 void add_speculative_flag(CLI::App& app, int32_t& tokens) {
-  app.add_option("--speculative-tokens", tokens,
-                 "speculative decoding of FP16 steps: at most so many tokens ahead are drafted in FP8, by the same "
-                 "weights, and verified in FP16 at once; answers stay FP16's, and drafting stops where it gains nothing")
+  app.add_option(
+         "--speculative-tokens", tokens,
+         "speculative decoding of FP16 steps: at most so many tokens ahead are drafted in FP8, by the same "
+         "weights, and verified in FP16 at once; answers stay FP16's, and drafting stops where it gains nothing")
       ->check(CLI::Range(0, kMaxDrafts))
       ->capture_default_str();
 }

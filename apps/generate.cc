@@ -150,15 +150,14 @@ Status run(const GenerateFlags& flags) {
   std::fflush(stdout);
   if (!flags.quiet) {
     const EngineStats stats = engine.engine->stats();
-    const std::string drafts = stats.drafted_tokens == 0
-                                   ? ""
-                                   : fmt::format(", of {} drafted tokens {} were right", stats.drafted_tokens,
-                                                 stats.accepted_tokens);
+    const std::string drafts = stats.drafted_tokens == 0 ? ""
+                                                         : fmt::format(", of {} drafted tokens {} were right",
+                                                                       stats.drafted_tokens, stats.accepted_tokens);
     log::say(
         "\n{}: {} prompt tokens, {} generated{}; first token {:.0f} ms, decode {:.1f} tokens/s; peak memory {}; one "
         "copy of the weights {}\n",
-        policy, g.usage.prompt_tokens, g.usage.completion_tokens, drafts, g.times.ttft_s * 1e3, g.times.decode_tokens_per_s,
-        human_bytes(process_memory().peak), human_bytes(loaded->model->weight_bytes()));
+        policy, g.usage.prompt_tokens, g.usage.completion_tokens, drafts, g.times.ttft_s * 1e3,
+        g.times.decode_tokens_per_s, human_bytes(process_memory().peak), human_bytes(loaded->model->weight_bytes()));
   }
   return ended;
 }

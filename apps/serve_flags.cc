@@ -291,7 +291,8 @@ void ServeFlags::warn_of_idle_flags() const {
     log::warn("--precision-policy {}: does nothing, as --precision {} is all that is computed in", policy, precision);
   }
   if (engine.speculative_tokens > 0 && precision != "auto" && precision != "fp16") {
-    log::warn("--speculative-tokens: does nothing, as drafts are for FP16 steps, and --precision {} has none", precision);
+    log::warn("--speculative-tokens: does nothing, as drafts are for FP16 steps, and --precision {} has none",
+              precision);
   }
   for (const CLI::Option* flag : only_slo) {
     if (flag->count() == 0 || plans()) continue;

@@ -74,6 +74,8 @@ Result<std::vector<LoggedStep>> parse_log(std::string_view text, std::string_vie
       return error(ErrorCode::kInvalidInput, "{}: line {}: is not a line of --step-log", where, i + 1);
     }
     step.precision = *level;
+    // The model knows plain steps only, as the engine's own is told of no other.
+    if (columns.contains("drafted") && number("drafted") > 0) steps.pop_back();
   }
   return steps;
 }

@@ -20,8 +20,8 @@ size_t StepShapeHash::operator()(const StepShape& s) const {
   for (const size_t part :
        {static_cast<size_t>(s.tokens), static_cast<size_t>(s.sequences), static_cast<size_t>(s.single),
         static_cast<size_t>(s.rows), static_cast<size_t>(s.scored), static_cast<size_t>(s.pooled), size_t{s.last_only},
-        size_t{s.fresh_keys}, static_cast<size_t>(s.needs), static_cast<size_t>(s.precision), std::hash<double>{}(s.fp8_share),
-        static_cast<size_t>(s.launch_context)}) {
+        size_t{s.fresh_keys}, static_cast<size_t>(s.needs), static_cast<size_t>(s.precision),
+        std::hash<double>{}(s.fp8_share), static_cast<size_t>(s.launch_context)}) {
     hash = (hash ^ part) * 0x9e3779b97f4a7c15ull;
     hash ^= hash >> 29;
   }

@@ -34,15 +34,15 @@ struct StepLimits {
 };
 
 struct StepShape {
-  int32_t tokens = 0;      // padding included
-  int32_t sequences = 0;   // likewise
-  int32_t single = 0;      // leading sequences with one token each
-  int32_t rows = 0;        // of logits that are sampled
-  int32_t scored = 0;      // of logits whose given next token is scored
-  int32_t pooled = 0;      // of hidden states that are brought back
-  bool last_only = false;  // of each sequence only the last token's hidden state is wanted (BatchView::last)
+  int32_t tokens = 0;       // padding included
+  int32_t sequences = 0;    // likewise
+  int32_t single = 0;       // leading sequences with one token each
+  int32_t rows = 0;         // of logits that are sampled
+  int32_t scored = 0;       // of logits whose given next token is scored
+  int32_t pooled = 0;       // of hidden states that are brought back
+  bool last_only = false;   // of each sequence only the last token's hidden state is wanted (BatchView::last)
   bool fresh_keys = false;  // as BatchView has it
-  uint32_t needs = 0;      // SamplingNeeds
+  uint32_t needs = 0;       // SamplingNeeds
   Precision precision = Precision::kFp16;
   double fp8_share = 1.0;      // as ForwardArgs has it; one of a few levels
   int32_t launch_context = 0;  // as BatchView has it
@@ -71,8 +71,8 @@ class StepInput {
   // The KV block that padding's tables name; no token of it has a slot. Before the first step.
   void set_scratch_block(int32_t block) { scratch_block_ = block; }
 
-  // Plans another step, in the host arrays of `slot` (0 .. limits.slots - 1), whose last upload must be done. The shape's sizes may exceed what
-  // is then added only if it is decode().
+  // Plans another step, in the host arrays of `slot` (0 .. limits.slots - 1), whose last upload must be done. The
+  // shape's sizes may exceed what is then added only if it is decode().
   void begin(int slot, const StepShape& shape);
   // Sequences in order; the first shape.single ones have one token. Returns the row of the item's last token among the
   // forward's hidden states.

@@ -57,11 +57,12 @@ bool all_decode(const StepPlan& plan) {
 }
 
 // Whether drafts of its next tokens can be verified together: not where what the next is sampled from depends on the
-// one before in another way.
+// one before in another way. A step gives a token more than it drafts.
 bool may_draft(const Sequence& sequence) {
   const SamplingParams& p = sequence.request.sampling;
   const bool penalties = p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
-  return !penalties && !sequence.request.constraint && !sequence.no_drafts;
+  const bool room = sequence.size() + 1 < sequence.limit;
+  return room && !penalties && !sequence.request.constraint && !sequence.no_drafts;
 }
 
 uint64_t random_seed() {
@@ -260,30 +261,30 @@ Precision Engine::part_singles(StepPlan& plan, Precision precision) {
   return Precision::kFp16;
 }
 
-bool Engine::will_draft() const {
-  if (!draft_length_.on() || others_wait() || !last_level_ || !is_exact(last_level_->precision)) return false;
-  const StepPlan& plan = in_flight_.back().plan;
-  const std::vector<ScheduledSequence>& items = plan.items;
-  if (static_cast<int32_t>(items.size()) != scheduler_.running() || !all_decode(plan)) return false;
-  const auto drafts = [](const ScheduledSequence& item) {
-    return item.sequence != nullptr && may_draft(*item.sequence) && item.sequence->size() + 1 < item.sequence->limit;
-  };
-  if (std::none_of(items.begin(), items.end(), drafts)) return false;
+int32_t Engine::draft_length(const std::vector<ScheduledSequence>& items) const {
+  const auto drafting = std::count_if(items.begin(), items.end(), [](const ScheduledSequence& item) {
+    return item.sequence != nullptr && may_draft(*item.sequence);
+  });
+  if (drafting == 0) return 0;
   const auto sequences = static_cast<int32_t>(items.size());
-  return draft_length_.choose(sequences, runner_->max_drafts(sequences)) > 0;
+  return draft_length_.choose(sequences, static_cast<int32_t>(drafting), runner_->max_drafts(sequences));
+}
+
+bool Engine::will_draft() const {
+  if (!draft_length_.on() || !last_level_ || !is_exact(last_level_->precision)) return false;
+  const StepPlan& plan = in_flight_.back().plan;
+  return !others_wait(plan) && all_decode(plan) && draft_length(plan.items) > 0;
 }
 
 void Engine::add_drafts(Step& step) {
   std::vector<ScheduledSequence>& items = step.plan.items;
-  if (!draft_length_.on() || !in_flight_.empty() || !is_exact(step.precision) || others_wait()) return;
+  if (!draft_length_.on() || !in_flight_.empty() || !is_exact(step.precision) || others_wait(step.plan)) return;
   if (!all_decode(step.plan)) return;
-  const auto sequences = static_cast<int32_t>(items.size());
-  const int32_t drafts = draft_length_.choose(sequences, runner_->max_drafts(sequences));
+  const int32_t drafts = draft_length(items);
   for (ScheduledSequence& item : items) {
     Sequence& sequence = *item.sequence;
     if (!may_draft(sequence)) continue;
-    // The step gives a token more than it drafts.
-    item.drafts = std::clamp(sequence.limit - sequence.size() - 1, 0, drafts);
+    item.drafts = std::min(sequence.limit - sequence.size() - 1, drafts);
     while (item.drafts > 0 && !scheduler_.reserve(sequence, item.first + 1 + item.drafts)) --item.drafts;
   }
 }
@@ -455,7 +456,8 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   const Result<StepTicket> ticket =
       started.ok() ? runner_->submit(plan, step.precision) : Result<StepTicket>(started.error());
   if (!ticket.ok()) {
-    fail(plan, ticket.error(), outputs);
+    const bool again = plan.drafts() > 0 && ticket.error().code != ErrorCode::kDevice;
+    again ? forgo_drafts(plan, outputs) : fail(plan, ticket.error(), outputs);
     return false;
   }
   step.ticket = *ticket;
@@ -510,6 +512,20 @@ void Engine::fail(const StepPlan& plan, const Error& error, std::vector<RequestO
   for (const std::string& id : ids) end_with(id, error, outputs);
 }
 
+void Engine::forgo_drafts(StepPlan& plan, std::vector<RequestOutput>& outputs) {
+  for (ScheduledSequence& item : plan.items) {
+    if (item.sequence == nullptr) continue;
+    Sequence& sequence = *item.sequence;
+    sequence.no_drafts = true;
+    scheduler_.trim(sequence);
+    const Status started = runner_->start(sequence);
+    if (started.ok()) continue;
+    if (started.error().code == ErrorCode::kDevice) return fail(plan, started.error(), outputs);
+    item.sequence = nullptr;
+    end_with(std::string(sequence.request.id), started.error(), outputs);
+  }
+}
+
 void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   // Stays in the list meanwhile: a request that ends takes its sequence out of all items.
   Step& step = in_flight_.front();
@@ -519,11 +535,8 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
   const auto arrived = now();
   busy_since_ = arrived;
   if (!result.ok() && step.plan.drafts() > 0 && result.error().code != ErrorCode::kDevice) {
-    // It may be the drafts' doing: their numbers are not those that the requests asked for.
-    for (const ScheduledSequence& item : step.plan.items) {
-      if (item.sequence != nullptr) item.sequence->no_drafts = true;
-    }
     scheduler_.take_back(step.plan);
+    forgo_drafts(step.plan, outputs);
     in_flight_.pop_front();
     return;
   }
@@ -592,7 +605,11 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
       output.error_code = overflow.code;
       end(entry, FinishReason::kError, output);
     }
-    if (output.finish) remove(output.id);
+    if (output.finish) {
+      remove(output.id);
+    } else if (item.drafts > 0) {
+      scheduler_.trim(*item.sequence);
+    }
   }
   const StepWork work = record.work = step.work;
 

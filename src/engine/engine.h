@@ -39,7 +39,7 @@ struct StepRecord {
   Precision precision = Precision::kFp16;
   bool switched = false;                    // precision or share of FP8 differs from the step before
   LevelChange change = LevelChange::kNone;  // why, where it does
-  int32_t tokens = 0;
+  int32_t tokens = 0;                       // computed, drafts that were right included
   int32_t prefill_tokens = 0;
   int32_t sequences = 0;
   int32_t waiting = 0;
@@ -47,8 +47,8 @@ struct StepRecord {
   StepWork work;             // what its time depends on
   double kv_use = 0;         // after the step
   double fp8_share = 0;      // of the weights computed in FP8
-  int32_t drafted = 0;       // tokens drafted in FP8 and verified in this step, beside `tokens`,
-  int32_t accepted = 0;      // and of these, those that were right
+  int32_t drafted = 0;       // tokens drafted in FP8 and verified in this step
+  int32_t accepted = 0;      // of these, those that were right
   int32_t exact_tokens = 0;  // of `tokens`, those that an FP8 step computed in FP16 (StepPlan::exact_singles)
   double predicted_s = 0;    // by the policy, before it ran; 0 = it did not
   double table_s = 0;        // by the measured table alone, without what was learnt since; 0 = there is none
@@ -171,8 +171,14 @@ class Engine {
   // Settles whether single tokens are computed apart, and in what the rest is.
   Precision part_singles(StepPlan& plan, Precision precision);
   double share_level(double share) const;
-  // Requests that would wait for a step with drafts longer than for a plain one.
-  bool others_wait() const { return scheduler_.waiting() > 0 && !config_.speculative_always; }
+  // Whether there are requests that would wait for a step with drafts longer than for a plain one: in the queue, or
+  // left out of this step, which others have as their turn.
+  bool others_wait(const StepPlan& plan) const {
+    const bool all = scheduler_.waiting() == 0 && static_cast<int32_t>(plan.items.size()) == scheduler_.running();
+    return !all && !config_.speculative_always;
+  }
+  // How many tokens a step of these, which all decode, is to draft for each that may.
+  int32_t draft_length(const std::vector<ScheduledSequence>& items) const;
   // Whether the next step is likely to draft: it is then planned once the one in flight is done.
   bool will_draft() const;
   // Gives the step's items drafts, where that is worth it.
@@ -186,6 +192,9 @@ class Engine {
   void collect_step(std::vector<RequestOutput>& outputs);
   // Ends the requests of the step, or where the device is gone all of them.
   void fail(const StepPlan& plan, const Error& error, std::vector<RequestOutput>& outputs);
+  // Of a step with drafts that failed, whose items are planned again. It may be the drafts' doing, as their numbers are
+  // not those that the requests asked for: they get none from now on. What the step counted of them counts no more.
+  void forgo_drafts(StepPlan& plan, std::vector<RequestOutput>& outputs);
   void end_with(const std::string& id, const Error& error, std::vector<RequestOutput>& outputs);
   void account(Entry& entry, const ScheduledSequence& item, Precision precision);
   void take_prompt_logprobs(Entry& entry, const ScheduledSequence& item, std::vector<OutputToken>&& logprobs);

@@ -57,8 +57,8 @@ struct EngineConfig {
   // 0 = what suits the backend.
   int32_t steps_in_flight = 0;
   // Speculative decoding of FP16 steps: at most so many draft tokens a sequence and step, 0 to kMaxDrafts. They are
-  // drafted by steps of the same weights in the backend's fastest FP8 and verified in FP16, so answers are those of FP16 steps. How many, and
-  // whether any, is decided by what they gain (policy/draft_length.h).
+  // drafted by steps of the same weights in the backend's fastest FP8 and verified in FP16, so answers are those of
+  // FP16 steps. How many, and whether any, is decided by what they gain (policy/draft_length.h).
   int32_t speculative_tokens = 0;
   bool speculative_always = false;  // as many as may be, whether they gain or not: for tests and measurements
   // Decode steps may be captured and replayed where the backend prefers that. Without, every operation is enqueued in

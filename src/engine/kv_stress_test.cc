@@ -1,6 +1,6 @@
 // Randomised runs of the engine over a runner that keeps what every slot of the KV cache holds: a step must find behind
 // its tokens exactly what the sequence's earlier tokens were, whoever had the blocks before; and exact requests must
-// find only what FP16 steps wrote.
+// find only what FP16 steps wrote. Of a step's draft tokens all are written, also those that are wrong.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -46,6 +46,7 @@ class KvRunner final : public StepRunner {
   int32_t vocab() const override { return kTokens; }
   int32_t max_context() const override { return context_; }
   int32_t max_in_flight() const override { return 2; }
+  int32_t max_drafts(int32_t) const override { return 4; }
   int32_t hidden() const override { return 2; }
   Status start(const Sequence& s) override {
     if (fails()) return error(ErrorCode::kResource, "no room for its history");
@@ -61,6 +62,8 @@ class KvRunner final : public StepRunner {
     std::set<int32_t> written;
     std::set<int32_t> history;
     EXPECT_FALSE(plan.items.empty());
+    const bool drafts = plan.drafts() > 0;
+    EXPECT_TRUE(!drafts || in_flight_.empty());
     int32_t sum = 0;
     bool chunks = false;
     for (const ScheduledSequence& item : plan.items) {
@@ -115,11 +118,27 @@ class KvRunner final : public StepRunner {
       EXPECT_EQ(end, s.size());
       auto& seen = slots_[static_cast<size_t>(s.history_slot)];
       EXPECT_EQ(seen, tokens);
-      OutputToken& token = output.sampled.emplace_back();
-      token.token = next_after(prefix);
-      token.finite = !fails();
-      seen.push_back(token.token);
-      row.push_back(token.token);
+      const auto sampled = [&] {
+        OutputToken token;
+        token.token = next_after(prefix);
+        token.finite = !fails();
+        seen.push_back(token.token);
+        return token;
+      };
+      output.sampled.push_back(sampled());
+      row.push_back(output.sampled.back().token);
+      if (drafts) output.accepted.emplace_back();
+      EXPECT_LE(static_cast<size_t>(end + item.drafts), s.blocks.size() * kBlock);
+      EXPECT_TRUE(item.drafts == 0 || (is_exact(precision) && !s.request.constraint && !s.no_drafts));
+      bool right = true;
+      for (int32_t t = end; t < end + item.drafts; ++t) {
+        right = right && random_() % 3 != 0;
+        prefix = after(prefix, right ? seen.back() : kTokens + t);
+        const int32_t slot = s.blocks[static_cast<size_t>(t / kBlock)] * kBlock + t % kBlock;
+        EXPECT_TRUE(written.insert(slot).second);
+        cache_[static_cast<size_t>(slot)] = {prefix, exact};
+        if (right) output.accepted.back().push_back(sampled());
+      }
     }
     EXPECT_EQ(sum, plan.tokens);
     previous_ = std::move(row);
@@ -183,13 +202,14 @@ struct Awaited {
     for (const int32_t token : prompt) prefix = after(prefix, token);
   }
   void take(const RequestOutput& output) {
+    const bool begins = tokens == 0 && !output.tokens.empty();
     for (const OutputToken& token : output.tokens) {
       EXPECT_EQ(token.token, next_after(prefix)) << output.id << " token " << tokens;
       prefix = after(prefix, token.token);
       last = token.token;
       ++tokens;
     }
-    EXPECT_EQ(!output.prompt_logprobs.empty(), scored && tokens == 1 && !output.tokens.empty());
+    EXPECT_EQ(!output.prompt_logprobs.empty(), scored && begins);
     for (size_t i = 0; i < output.prompt_logprobs.size(); ++i) EXPECT_EQ(output.prompt_logprobs[i].token, prompt[i]);
     if (!output.prompt_logprobs.empty()) {
       EXPECT_EQ(output.prompt_logprobs.size(), prompt.size());
@@ -228,7 +248,7 @@ struct Awaited {
 };
 
 TEST(KvStress, EveryTokenFindsItsOwnPast) {
-  uint64_t preemptions = 0, hits = 0, switches = 0;
+  uint64_t preemptions = 0, hits = 0, switches = 0, drafted = 0, accepted = 0;
   for (uint32_t seed = 0; seed < 150 && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
@@ -245,6 +265,8 @@ TEST(KvStress, EveryTokenFindsItsOwnPast) {
     EngineClock::time_point now{};
     o.now = [&] { return now += std::chrono::microseconds(200 + random() % 2000); };
     o.targets = {.ttft_s = draw(2) == 0 ? 1e-3 : 0.1, .itl_s = draw(2) == 0 ? 1e-3 : 0.02};
+    o.speculative_tokens = seed % 2 == 0 ? 0 : 1 + static_cast<int32_t>(seed / 2 % 4);
+    o.speculative_always = seed % 4 == 1;
     const bool failing = draw(4) == 0;
     KvRunner runner(120, o.kv_blocks, o.limits.max_sequences, failing ? 50 : 0);
     std::unique_ptr<PrecisionPolicy> policy;
@@ -311,10 +333,14 @@ TEST(KvStress, EveryTokenFindsItsOwnPast) {
     preemptions += engine.stats().preemptions;
     hits += engine.stats().prefix_hits;
     switches += engine.stats().precision_switches;
+    drafted += engine.stats().drafted_tokens;
+    accepted += engine.stats().accepted_tokens;
   }
   EXPECT_GT(preemptions, 1000u);
   EXPECT_GT(hits, 1000u);
   EXPECT_GT(switches, 1000u);
+  EXPECT_GT(accepted, 1000u);
+  EXPECT_GT(drafted, accepted);
 }
 
 }  // namespace

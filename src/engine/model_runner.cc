@@ -141,6 +141,10 @@ Status ModelRunner::prepare() {
     return error(ErrorCode::kUsage, "a context of {} tokens was asked for, but this model has {}", config_.max_context,
                  config.max_context);
   }
+  if (config_.speculative_tokens < 0 || config_.speculative_tokens > kMaxDrafts) {
+    return error(ErrorCode::kUsage, "{} speculative tokens were asked for, and there may be 0 to {}",
+                 config_.speculative_tokens, kMaxDrafts);
+  }
   const bool captures = backend.prefers_graphs();
   if (config_.steps_in_flight <= 0) config_.steps_in_flight = captures ? 2 : 1;
   // A token and its drafts are sequences of their own where they are verified. With more of them at once drafts gain
@@ -152,7 +156,8 @@ Status ModelRunner::prepare() {
   if (captures && config_.graphs) graph_sizes_ = default_graph_sizes(launch_sequences_);
   NFP_RETURN_IF_ERROR(model_.reserve(config_.limits.max_step_tokens, launch_sequences_, config_.max_context));
   NFP_ASSIGN_OR_RETURN(history_, backend.make_token_history(config_.limits.max_sequences, config.vocab));
-  const auto rows = static_cast<size_t>(launch_sequences_), tokens = static_cast<size_t>(config_.limits.max_step_tokens);
+  const auto rows = static_cast<size_t>(launch_sequences_),
+             tokens = static_cast<size_t>(config_.limits.max_step_tokens);
   const size_t row_top = kMaxTopLogprobs * sizeof(TokenLogprob);
   NFP_ASSIGN_OR_RETURN(logits_, backend.allocate(rows * static_cast<size_t>(config.vocab) * sizeof(float)));
   const auto drafts = static_cast<size_t>(config_.speculative_tokens);
@@ -494,8 +499,8 @@ void ModelRunner::enqueue_downloads(Slot& slot) {
   const auto download = [&](const Buffer& host, const Buffer& device, int64_t count, size_t size) {
     if (count > 0) backend.copy({.dst = host.data(), .src = device.data(), .bytes = static_cast<size_t>(count) * size});
   };
-  const auto rows = slot.drafts > 0 ? int64_t{slot.drafts + 1} * launch_sequences_
-                                    : static_cast<int64_t>(slot.rows.size());
+  const auto rows =
+      slot.drafts > 0 ? int64_t{slot.drafts + 1} * launch_sequences_ : static_cast<int64_t>(slot.rows.size());
   download(slot.sampled, sampled_, rows, sizeof(SampledRow));
   const bool alternatives =
       std::any_of(slot.rows.begin(), slot.rows.end(), [](const Sampled& r) { return r.top_n > 0; });

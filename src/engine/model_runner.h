@@ -132,9 +132,9 @@ class ModelRunner final : public StepRunner {
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<TokenHistory> history_;
   std::unique_ptr<StepInput> input_;
-  Buffer logits_;      // f32 [launch_sequences_, vocab]
-  // SampledRow [1 + speculative_tokens, launch_sequences_]: what the last launch sampled, then of a step with drafts what
-  // each launch drafted.
+  Buffer logits_;  // f32 [launch_sequences_, vocab]
+  // SampledRow [1 + speculative_tokens, launch_sequences_]: what the last launch sampled, then of a step with drafts
+  // what each launch drafted.
   Buffer sampled_;
   Buffer top_;         // TokenLogprob [launch_sequences_, kMaxTopLogprobs]
   Buffer scored_;      // SampledRow [max_step_tokens]

@@ -1,5 +1,6 @@
 #include "engine/model_runner.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -162,6 +163,21 @@ TEST(ModelRunner, TooLittleMemorySaysWhoHasIt) {
   EXPECT_EQ(runner.error().code, ErrorCode::kResource);
   EXPECT_NE(runner.error().message.find("other programs and the driver have 7.5"), std::string::npos)
       << runner.error().message;
+}
+
+TEST(ModelRunner, SpeculativeTokensHaveAMost) {
+  for (const int32_t tokens : {-1, 0, kMaxDrafts, kMaxDrafts + 1}) {
+    MemoryOnly device(uint64_t{8} << 30);
+    NoWeights model(device);
+    EngineConfig config;
+    config.speculative_tokens = tokens;
+    const auto runner = ModelRunner::create(model, config);
+    EXPECT_EQ(runner.ok(), tokens >= 0 && tokens <= kMaxDrafts) << tokens;
+    if (runner.ok()) continue;
+    EXPECT_EQ(runner.error().code, ErrorCode::kUsage);
+    EXPECT_EQ(runner.error().message,
+              fmt::format("{} speculative tokens were asked for, and there may be 0 to 16", tokens));
+  }
 }
 
 class NoMemory final : public TokenConstraint {

@@ -45,6 +45,11 @@ bool Scheduler::grow(Sequence& sequence, int32_t tokens) {
   return true;
 }
 
+void Scheduler::trim(Sequence& sequence) {
+  const auto needed = static_cast<size_t>((sequence.scheduled + blocks_->block_size() - 1) / blocks_->block_size());
+  for (; sequence.blocks.size() > needed; sequence.blocks.pop_back()) blocks_->release(sequence.blocks.back());
+}
+
 void Scheduler::give_back(Sequence& sequence) {
   // Last block first: a prefix is worth more than what follows it, and what is freed first is reused first.
   for (auto block = sequence.blocks.rbegin(); block != sequence.blocks.rend(); ++block) blocks_->release(*block);

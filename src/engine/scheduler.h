@@ -36,7 +36,8 @@ struct ScheduledSequence {
   bool samples = false;  // the chunk reaches the end: a token is sampled, unless the request is pooled
   int32_t source = -1;   // >= 0: the one token is that row's of the step in flight
   uint32_t life = 0;     // the sequence's
-  // So many tokens after the one are drafted in FP8, then verified: the step samples behind each (StepOutput::accepted).
+  // So many tokens after the one are drafted in FP8, then verified: the step samples behind each
+  // (StepOutput::accepted).
   int32_t drafts = 0;
 };
 
@@ -84,6 +85,8 @@ class Scheduler {
   void submitted(const StepPlan& plan);
   // Blocks for so many tokens of a running sequence in all; false: there are not enough.
   bool reserve(Sequence& sequence, int32_t tokens) { return grow(sequence, tokens); }
+  // Gives back what reserve() took and its scheduled tokens do not need.
+  void trim(Sequence& sequence);
   // Of a step with drafts: the token after the sequence's last one was computed too, and one more is to be taken.
   void accepted(Sequence& sequence, bool exact);
   // Of a step that was submitted and came to nothing: its items are planned again.

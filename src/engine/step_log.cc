@@ -66,12 +66,11 @@ void StepLog::add(const StepRecord& step) {
   const double start_s = std::chrono::duration<double>(step.start.time_since_epoch()).count();
   if (first_s_ < 0) first_s_ = start_s;
   const StepWork& work = step.work;
-  const std::string line =
-      fmt::format("{:.4f},{},{:.3f},{},{},{},{},{},{:.0f},{:.0f},{:.0f},{:.3f},{:.3f},{:.3f},{},{}\n", start_s - first_s_,
-                  name_of(step.precision), step.fp8_share, kLevelChangeNames[static_cast<size_t>(step.change)],
-                  step.tokens, step.prefill_tokens, step.sequences, step.waiting, work.prefill_pairs, work.prefill_keys,
-                  work.decode_keys, 1e3 * step.predicted_s, 1e3 * step.table_s, 1e3 * step.seconds,
-                  step.drafted, step.accepted);
+  const std::string line = fmt::format(
+      "{:.4f},{},{:.3f},{},{},{},{},{},{:.0f},{:.0f},{:.0f},{:.3f},{:.3f},{:.3f},{},{}\n", start_s - first_s_,
+      name_of(step.precision), step.fp8_share, kLevelChangeNames[static_cast<size_t>(step.change)], step.tokens,
+      step.prefill_tokens, step.sequences, step.waiting, work.prefill_pairs, work.prefill_keys, work.decode_keys,
+      1e3 * step.predicted_s, 1e3 * step.table_s, 1e3 * step.seconds, step.drafted, step.accepted);
   if (write_line(fd_, line)) return;
   log::warn("--step-log {}: {}; no more steps are written to it", path_, std::strerror(errno));
   ::close(std::exchange(fd_, -1));

@@ -23,8 +23,8 @@ class DraftLength {
   explicit DraftLength(int32_t most, bool always = false) : most_(most), always_(always) {}
 
   bool on() const { return most_ > 0; }
-  // Drafts for each of `sequences`, at most `most` of them; 0 = a plain step.
-  int32_t choose(int32_t sequences, int32_t most) const;
+  // Drafts for each of the `drafting` ones of `sequences`, at most `most`; 0 = a plain step.
+  int32_t choose(int32_t sequences, int32_t drafting, int32_t most) const;
   // Told of a plain FP16 step of one token a sequence,
   void plain(int32_t sequences, double seconds);
   // and of one that drafted: `accepted` of `tried` drafts were right. The drafts behind a wrong one are not tried.
@@ -33,21 +33,32 @@ class DraftLength {
   double acceptance() const { return acceptance_; }
 
  private:
+  static constexpr int32_t kTryAfter = 64;
+  // Of two in a row the smaller counts: a step may have been held up.
+  struct Mean {
+    double value = 0;  // 0 = not known
+    double last = 0;
+    void add(double newest);
+  };
   // Steps of up to 1, 2, 4, ... sequences.
   struct Batch {
-    double plain_s = 0;
-    int32_t plains = 0;           // in all, counted up to kLearnt
-    int32_t since_plain = 0;      // steps that drafted since
-    int32_t since_drafted = 0;    // plain steps since
-    std::vector<double> ratio;    // [drafts] times a plain step's; 0 = not known
-    std::vector<int32_t> tries;   // [drafts]
+    Mean plain_s;
+    int32_t plains = 0;             // in all, counted up to kLearnt
+    int32_t since_plain = 0;        // steps that drafted since
+    int32_t since_drafted = 0;      // plain steps since,
+    int32_t try_after = kTryAfter;  // of which so many bring the next try; more after tries that gained nothing
+    std::vector<Mean> ratio;        // [drafts] times a plain step's
+    std::vector<int32_t> tries;     // [drafts]
   };
   static size_t index_of(int32_t sequences);
   double ratio_of(const Batch& batch, int32_t drafts) const;
+  // The best length that is worth more than a plain step; 0 = none is.
+  int32_t best_of(const Batch& batch, int32_t sequences, int32_t drafting, int32_t most) const;
 
   int32_t most_;
   bool always_;
   double acceptance_ = 0.9;
+  int32_t tried_ = 0;  // drafts, counted up to where the newest weighs no less any more
   std::array<Batch, 12> batches_;
 };
 

@@ -700,8 +700,8 @@ void CudaBackend::rope_attention(const RopeArgs& first, const AttentionArgs& the
   cuda::AttentionCall call = attention_call(then);
   // The kernel that does both writes a sequence's key when it reads that sequence's others.
   if (!batch.fresh_keys && batch.single == batch.sequences &&
-      batch.single <= most_rotated_[static_cast<size_t>(call.cache.type)] &&
-      !first.norm_spans_heads && first.rotary_dim == first.head_dim) {
+      batch.single <= most_rotated_[static_cast<size_t>(call.cache.type)] && !first.norm_spans_heads &&
+      first.rotary_dim == first.head_dim) {
     call.rotation = {first.cos_sin, first.q_norm, first.k_norm, first.norm_eps, overflow_mark_.as<int32_t>(),
                      first.layer};
     attend(call, then, first);

@@ -1,5 +1,5 @@
 // A StepRunner without a model, for tests and load generators: every sequence's next token is a fixed function of its
-// tokens so far, so an answer is known in advance whatever the batching, chunking, preemption and precision.
+// tokens so far, so an answer is known in advance whatever the batching, chunking, preemption, precision and drafts.
 #pragma once
 
 #include <chrono>
@@ -24,30 +24,44 @@ class ScriptedRunner final : public StepRunner {
  public:
   // The token after these. Default: a mixture of the last token and the length, never ids 0..3.
   using Next = std::function<int32_t(const ScriptedState&)>;
+  // Whether a draft of the token after these is right.
+  using Right = std::function<bool(const ScriptedState&)>;
 
   ScriptedRunner(int32_t vocab, int32_t max_context, Next next = {}, std::chrono::nanoseconds step_time = {})
       : vocab_(vocab), max_context_(max_context), next_(std::move(next)), step_time_(step_time) {}
 
+  // From now on items may have so many drafts; without `right` all of them are right.
+  void draft(int32_t most, Right right = {}) {
+    max_drafts_ = most;
+    right_ = std::move(right);
+  }
+
   int32_t vocab() const override { return vocab_; }
   int32_t max_context() const override { return max_context_; }
   int32_t max_in_flight() const override { return 2; }
+  int32_t max_drafts(int32_t) const override { return max_drafts_; }
   // A hidden state is (token, position).
   int32_t hidden() const override { return 2; }
   Status start(const Sequence&) override { return ok_status(); }
   Result<StepTicket> submit(const StepPlan& plan, Precision precision) override {
     StepOutput output;
     std::vector<int32_t> row;
+    const bool drafts = plan.drafts() > 0;
     for (const ScheduledSequence& item : plan.items) {
       add_hidden(item, output);
       if (!item.samples) continue;
       std::vector<int32_t> tokens = item.sequence->tokens;
       if (item.source >= 0) tokens.back() = previous_.at(static_cast<size_t>(item.source));
-      const ScriptedState state = {tokens, item.sequence->prompt_size()};
-      OutputToken& token = output.sampled.emplace_back();
-      token.token = next_ ? next_(state) : default_next(state);
-      token.precision = precision;
-      token.rank = 1;
-      row.push_back(token.token);
+      const int32_t prompt = item.sequence->prompt_size();
+      output.sampled.push_back(after({tokens, prompt}, precision));
+      row.push_back(output.sampled.back().token);
+      if (drafts) output.accepted.emplace_back();
+      for (int32_t d = 0, last = row.back(); d < item.drafts; ++d) {
+        if (right_ && !right_({tokens, prompt})) break;
+        tokens.push_back(last);
+        output.accepted.back().push_back(after({tokens, prompt}, precision));
+        last = output.accepted.back().back().token;
+      }
     }
     previous_ = std::move(row);
     in_flight_.push_back(std::move(output));
@@ -77,6 +91,14 @@ class ScriptedRunner final : public StepRunner {
 
   static constexpr size_t kKeptStates = 4096;  // items; more than two steps have
 
+  OutputToken after(const ScriptedState& state, Precision precision) const {
+    OutputToken token;
+    token.token = next_ ? next_(state) : default_next(state);
+    token.precision = precision;
+    token.rank = 1;
+    return token;
+  }
+
   int32_t default_next(const ScriptedState& state) const {
     const auto last = static_cast<uint32_t>(state.tokens.back());
     const auto length = static_cast<uint32_t>(state.tokens.size());
@@ -86,6 +108,8 @@ class ScriptedRunner final : public StepRunner {
   int32_t vocab_;
   int32_t max_context_;
   Next next_;
+  int32_t max_drafts_ = 0;
+  Right right_;
   std::chrono::nanoseconds step_time_;
   std::vector<int32_t> previous_;  // tokens of the step submitted last
   std::deque<StepOutput> in_flight_;

@@ -297,7 +297,8 @@ TEST(Drafts, StepsGiveATokenMoreThanTheirRightDrafts) {
   Answers answers;
   while (!engine.idle()) {
     const auto outputs = engine.step();
-    sizes.push_back(outputs.at(0).tokens.size());
+    sizes.push_back(outputs.size());
+    for (const RequestOutput& output : outputs) EXPECT_EQ(output.tokens.size(), 1u);
     take(outputs, answers);
   }
   EXPECT_EQ(answers["a"].tokens, counted(12));

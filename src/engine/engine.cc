@@ -586,14 +586,18 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
       continue;
     }
     if (!item.samples) continue;
-    RequestOutput& output = outputs.emplace_back();
-    output.id = item.sequence->request.id;
+    // An output for each token, so that whoever reads them sees no difference between steps with drafts and without.
+    const auto next = [&]() -> RequestOutput& {
+      RequestOutput& output = outputs.emplace_back();
+      output.id = item.sequence->request.id;
+      return output;
+    };
     const auto take = [&](OutputToken&& token) {
       token.precision = step.of(item);
-      take_token(entry, std::move(token), output);
+      take_token(entry, std::move(token), next());
     };
     take(std::move(result->sampled[sample]));
-    for (size_t a = 0; item.drafts > 0 && a < result->accepted[sample].size() && !output.finish; ++a) {
+    for (size_t a = 0; item.drafts > 0 && a < result->accepted[sample].size() && !outputs.back().finish; ++a) {
       scheduler_.accepted(*item.sequence, is_exact(step.of(item)));
       OutputToken& token = result->accepted[sample][a];
       if (is_finite(token)) {
@@ -601,12 +605,13 @@ void Engine::collect_step(std::vector<RequestOutput>& outputs) {
         continue;
       }
       const Error overflow = runner_->overflow("logits");
+      RequestOutput& output = next();
       output.error = overflow.message;
       output.error_code = overflow.code;
       end(entry, FinishReason::kError, output);
     }
-    if (output.finish) {
-      remove(output.id);
+    if (outputs.back().finish) {
+      remove(outputs.back().id);
     } else if (item.drafts > 0) {
       scheduler_.trim(*item.sequence);
     }

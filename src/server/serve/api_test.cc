@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <future>
 #include <mutex>
+#include <regex>
 #include <stdexcept>
 
 #include "server/serve/service.h"
@@ -71,6 +72,8 @@ class ApiTest : public ::testing::Test {
     options.limits.max_queue = max_queue;
     options.kv_blocks = kv_blocks;
     options.end_ids = {kByteEnd};
+    options.speculative_tokens = runner_options.drafts;
+    options.speculative_always = true;
     auto engine =
         std::make_unique<Engine>(options, runner_.get(), *tokenizer, std::move(*parse_policy("threshold:1024")));
     ServedModel::Facts facts;
@@ -992,6 +995,46 @@ TEST_F(ApiTest, WholeAnswersHaveTheOrderOfStreams) {
   for (const Json& block : whole["content"]) types += block["type"].get<std::string>() + ' ';
   EXPECT_EQ(types, "text tool_use text tool_use text ");
   EXPECT_EQ(types, streamed_types);
+}
+
+TEST_F(ApiTest, NoAnswerShowsWhatWasDrafted) {
+  const std::string said = R"(SAY:<think>abc</think>hi. <tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>)";
+  const std::string messages = R"({"messages":[{"role":"user","content":")" + said + "\"}],";
+  const std::string chat = R"("tools":[{"type":"function","function":{"name":"f"}}],"logprobs":true)";
+  const std::string scored = R"(,"include":["message.output_text.logprobs"],"store":false)";
+  const std::pair<const char*, std::string> asked[] = {
+      {"/v1/completions", R"({"prompt":"SAY:h\u00e9, you","logprobs":2,"echo":true,"return_token_ids":true)"},
+      {"/v1/completions", R"({"prompt":"SAY:one, two","logprobs":1,"stop":", t","min_tokens":3)"},
+      {"/v1/completions", R"({"prompt":"a","max_tokens":30,"n":3,"best_of":3)"},
+      {"/v1/chat/completions", messages + chat + R"(,"return_token_ids":true)"},
+      {"/v1/responses", R"({"input":")" + said + R"(","tools":[{"type":"function","name":"f"}])" + scored},
+      {"/v1/responses", R"({"input":"SAY:one. two","stop":["."])" + scored},
+      {"/v1/messages", messages + R"("max_tokens":100,"tools":[{"name":"f","input_schema":{"type":"object"}}])"}};
+  const std::regex names(R"x("(id|item_id|call_id)":"[^"]*"|"created(_at)?":\d+|,"slo_met":(true|false))x");
+  std::vector<std::string> plain;
+  for (const int32_t drafts : {0, 4}) {
+    if (drafts > 0) TearDown();
+    start({}, 64, {.drafts = drafts});
+    state_->reasoning_format = ReasoningFormat::kThink;
+    size_t next = 0;
+    for (const auto& [path, body] : asked) {
+      for (const char* form : {"}", R"(,"stream":true})"}) {
+        const auto exchange = send("POST", path, body + form);
+        ASSERT_TRUE(exchange->wait([&] { return exchange->ended; }));
+        EXPECT_EQ(exchange->head.status, 200) << exchange->head.body;
+        const std::string answer = std::regex_replace(exchange->head.body, names, "");
+        if (drafts == 0) {
+          plain.push_back(answer);
+        } else if (body.find("best_of") == std::string::npos || *form == '}') {
+          EXPECT_EQ(answer, plain[next]) << path << body;
+        } else {
+          EXPECT_EQ(answer.size(), plain[next].size()) << "choices take turns as they come";
+        }
+        ++next;
+      }
+    }
+  }
+  EXPECT_GT(engine_->stats().accepted_tokens, 40u);
 }
 
 TEST_F(ApiTest, ACharacterThatIsCutIsLeftOut) {

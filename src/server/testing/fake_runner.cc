@@ -116,7 +116,13 @@ Result<StepTicket> FakeRunner::submit(const StepPlan& plan, Precision precision)
     int32_t token = answer(sequence, sequence.output_size());
     if (options_.fp8_says > 0 && !is_exact(precision) && sequence.output_size() == 9) token = options_.fp8_says;
     if (sequence.request.constraint) token = first_allowed(*sequence.request.constraint, token);
-    output.sampled.push_back(scored(token, sampling.logprobs ? sampling.top_logprobs : 0, precision));
+    const int32_t alternatives = sampling.logprobs ? sampling.top_logprobs : 0;
+    output.sampled.push_back(scored(token, alternatives, precision));
+    std::vector<OutputToken>& accepted = output.accepted.emplace_back();
+    for (int32_t right = 1; right <= std::min(item.drafts, right_drafts_); ++right) {
+      accepted.push_back(scored(answer(sequence, sequence.output_size() + right), alternatives, precision));
+    }
+    if (item.drafts > 0) right_drafts_ = (right_drafts_ + 1) % (options_.drafts + 1);
   }
   return tickets_++;
 }

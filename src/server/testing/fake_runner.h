@@ -25,6 +25,7 @@ class FakeRunner final : public StepRunner {
     int32_t fp8_says = 0;                    // tenth token of answers in FP8 steps; 0 = the same as in FP16
     int32_t fails_after = 0;                 // steps, after which the device is lost; 0 = never
     bool throws = false;                     // an exception then
+    int32_t drafts = 0;                      // of each item at most; 0, 1, 2, ... of them are right in turn
   };
   explicit FakeRunner(Options options) : options_(options) {}
 
@@ -32,6 +33,7 @@ class FakeRunner final : public StepRunner {
   int32_t max_context() const override { return options_.max_context; }
   // A token's hidden state: itself, its position, 1, and zeros.
   int32_t hidden() const override { return 8; }
+  int32_t max_drafts(int32_t) const override { return options_.drafts; }
   Status start(const Sequence&) override { return ok_status(); }
   Result<StepTicket> submit(const StepPlan& plan, Precision precision) override;
   Result<StepOutput> collect(StepTicket ticket) override;
@@ -45,6 +47,7 @@ class FakeRunner final : public StepRunner {
   StepOutput submitted_;
   std::deque<std::vector<float>> states_;  // that `submitted_`, or what was collected last, refers to
   int32_t tokens_ = 0;                     // of the step submitted
+  int32_t right_drafts_ = 0;               // of the next item that has so many
   StepTicket tickets_ = 0;
 };
 

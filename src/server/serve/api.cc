@@ -118,11 +118,17 @@ Api::Api(ApiOptions options) : options_(std::move(options)), http_counts_(handle
 }
 
 std::string_view Api::inner_path(std::string_view path) const {
-  if (!options_.root_path.empty() && path.starts_with(options_.root_path)) {
-    const std::string_view rest = path.substr(options_.root_path.size());
-    if (rest.empty()) return "/";
-    if (rest.front() == '/') return rest;
+  const std::string_view root = options_.root_path;
+  if (!root.empty() && path.starts_with(root) && (path.size() == root.size() || path[root.size()] == '/')) {
+    path.remove_prefix(root.size());
+    if (path.empty()) return "/";
   }
+  // A slash at the end of one of the APIs' paths is none of it, as in vLLM, but that of a name is.
+  const auto known = [](std::string_view asked) {
+    return std::any_of(std::begin(kRoutes), std::end(kRoutes), [&](const Route& one) { return one.matches(asked); });
+  };
+  if (path.starts_with("/v1/") && path.ends_with('/') && !known(path) && known(path.substr(0, path.size() - 1)))
+    path.remove_suffix(1);
   return path;
 }
 

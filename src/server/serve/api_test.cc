@@ -707,6 +707,19 @@ TEST_F(ApiTest, BeforeTheModelIsThere) {
   ask("/openapi.json", "");
 }
 
+TEST_F(ApiTest, ASlashMayEndAPath) {
+  ApiOptions options;
+  options.root_path = "/llm";
+  start(options);
+  EXPECT_EQ(ask("/v1/models/", ""), ask("/v1/models", ""));
+  EXPECT_EQ(ask("/llm/v1/models/", ""), ask("/v1/models", ""));
+  EXPECT_EQ(ask("/v1/completions/", R"({"prompt":"SAY:a","max_tokens":5})")["choices"][0]["text"], "a");
+  EXPECT_EQ(send("GET", "/v1/completions/")->head.status, 405);
+  EXPECT_EQ(ask("/v1/models/org/m", "")["id"], "org/m");
+  ask("/v1/models/m/", "", 404);  // a name
+  for (const char* unknown : {"/v1/models//", "/v1/", "/v1/none/", "/health/"}) ask(unknown, "", 404);
+}
+
 TEST_F(ApiTest, TokenizesAndBack) {
   start();
   const Json r = ask("/tokenize", R"({"prompt":"ab","return_token_strs":true})");

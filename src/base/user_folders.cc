@@ -8,13 +8,26 @@
 
 namespace nfp {
 
-std::string home_folder() {
-  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') return home;
+namespace {
+
+// `find` gets an entry and its space as getpwuid_r() has them, behind who is meant.
+template <typename Find>
+std::string folder_of(const Find& find) {
   passwd entry = {};
   passwd* found = nullptr;
   std::vector<char> text(1 << 16);
-  if (::getpwuid_r(::getuid(), &entry, text.data(), text.size(), &found) != 0 || found == nullptr) return "";
-  return found->pw_dir;
+  return find(&entry, text.data(), text.size(), &found) == 0 && found != nullptr ? found->pw_dir : "";
+}
+
+}  // namespace
+
+std::string home_folder() {
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') return home;
+  return folder_of([](auto... space) { return ::getpwuid_r(::getuid(), space...); });
+}
+
+std::string home_folder_of(const std::string& user) {
+  return folder_of([&](auto... space) { return ::getpwnam_r(user.c_str(), space...); });
 }
 
 std::string user_cache_folder() {

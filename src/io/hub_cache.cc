@@ -51,7 +51,12 @@ std::string with_variables(std::string_view text) {
 
 std::string path_variable(const char* name) {
   std::string text = variable(name);
-  if (text == "~" || text.starts_with("~/")) text.replace(0, 1, home_folder());
+  if (text.starts_with('~')) {
+    const size_t end = std::min(text.find('/'), text.size());
+    const std::string user = text.substr(1, end - 1);
+    const std::string home = user.empty() ? home_folder() : home_folder_of(user);
+    if (user.empty() || !home.empty()) text.replace(0, end, home);
+  }
   return with_variables(text);
 }
 

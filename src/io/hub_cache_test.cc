@@ -78,6 +78,7 @@ class HubCacheTest : public testing::ScratchTest {
 
 TEST_F(HubCacheTest, ThePlaceIsThatOfTheOtherClients) {
   const std::string home = home_folder();
+  ASSERT_TRUE(home_folder_of("root").starts_with('/'));
   EXPECT_EQ(hub_cache(), home + "/.cache/huggingface/hub");
   setenv("XDG_CACHE_HOME", "/x", 1);
   EXPECT_EQ(hub_cache(), "/x/huggingface/hub");
@@ -89,6 +90,9 @@ TEST_F(HubCacheTest, ThePlaceIsThatOfTheOtherClients) {
   for (const auto& [given, place] : std::initializer_list<std::pair<const char*, std::string>>{
            {"~", home},
            {"~/c", home + "/c"},
+           {"~root", home_folder_of("root")},
+           {"~root/c", home_folder_of("root") + "/c"},
+           {"~nobody of that name/c", "~nobody of that name/c"},
            {"$HF_HOME/c", "/h/c"},
            {"${HF_HOME}c$HF_HOME", "/hc/h"},
            {"a~/$", "a~/$"},

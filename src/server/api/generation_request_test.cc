@@ -412,6 +412,10 @@ TEST(GenerationRequest, TypesOfASchema) {
   EXPECT_EQ(found(R"({"type":"text","const":"a"})"), Names{"type"});
   EXPECT_EQ(found(R"({"type":"integer","multipleOf":2})"), Names());
   EXPECT_EQ(found(R"({"type":["integer","number"],"multipleOf":2})"), Names{"multipleOf"});
+  // Integers that the grammar would round.
+  EXPECT_EQ(found(R"({"enum":[9223372036854775807,-9223372036854775808]})"), Names());
+  EXPECT_EQ(found(R"({"enum":[1,{"a":[9223372036854775808]}]})"), Names{"enum"});
+  EXPECT_EQ(found(R"({"const":18446744073709551615})"), Names{"const"});
   // The place gives a type only where the schema names none.
   EXPECT_EQ(found(R"({"type":"object","propertyNames":{"pattern":"^a"}})"), Names());
   EXPECT_EQ(found(R"({"type":"object","propertyNames":{"type":"text","pattern":"^a"}})"), Names{"pattern"});

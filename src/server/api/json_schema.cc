@@ -65,6 +65,12 @@ constexpr size_t kMostReferences = 256;
 // A "type" that names none of the known ones: no value has it, but something is said.
 constexpr uint32_t kUnknownType = 1u << 31;
 
+// xgrammar writes such an integer as a floating point number, which is another one.
+bool has_wide_integer(const Json& value) {
+  if (value.is_number_unsigned()) return value.get<uint64_t>() > INT64_MAX;
+  return value.is_structured() && std::any_of(value.begin(), value.end(), has_wide_integer);
+}
+
 // Whether a regular expression has an assertion that looks ahead or behind.
 bool looks_around(std::string_view pattern) {
   bool in_class = false;
@@ -112,6 +118,7 @@ class Walk {
     const uint32_t types = said != 0 ? said : implied;
     for (const auto& [key, value] : schema.items()) {
       check(key, value);
+      if ((key == "const" || key == "enum") && has_wide_integer(value)) add(key);
       if (is_one_of(key, kNever)) {
         if (!(value.is_boolean() && !value.get<bool>()) || key == "not") add(key);
       } else if (whole != std::end(kWhole)) {

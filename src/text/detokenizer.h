@@ -32,6 +32,8 @@ class StreamingDetokenizer {
   std::string append(int32_t id);
   // Ends the text: an unfinished sequence becomes U+FFFD, or is left out. The object then starts anew.
   std::string finish(bool drop_unfinished = false);
+  // Whether the last token ended within a character.
+  bool within_character() const { return !pending_.empty(); }
 
  private:
   void flush_complete(std::string& out);

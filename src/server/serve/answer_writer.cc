@@ -1,8 +1,10 @@
 #include "server/serve/answer_writer.h"
 
 #include <algorithm>
+#include <numeric>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "server/api/json_text.h"
 #include "text/unicode.h"
@@ -13,6 +15,21 @@ namespace {
 
 void separate(std::string& list) {
   if (!list.empty()) list += ',';
+}
+
+int64_t code_points(std::string_view text) { return static_cast<int64_t>(text::count_code_points(text)); }
+
+// What each token adds to the text, in code points of it: a character at its first byte, and bytes that are no UTF-8 as
+// they are shown.
+std::vector<int64_t> added_widths(StreamingDetokenizer& text, std::span<const OutputToken> tokens) {
+  std::vector<int64_t> widths;
+  widths.reserve(tokens.size());
+  for (const OutputToken& token : tokens) {
+    const int64_t begun = text.within_character() ? 1 : 0;
+    const int64_t whole = code_points(text.append(token.token));
+    widths.push_back(whole - begun + (text.within_character() ? 1 : 0));
+  }
+  return widths;
 }
 
 bool is_object(const std::string& arguments) {
@@ -60,15 +77,22 @@ std::string AnswerWriter::token_text(int32_t token) const {
 
 void AnswerWriter::add_logprobs(std::span<const OutputToken> tokens, std::optional<std::string_view> echo,
                                 LogprobLists* lists) const {
-  const auto width = [&](int32_t token) {
-    if (!echo && request_->skip_special_tokens && model_->tokenizer().is_special(token)) return int64_t{0};
-    return static_cast<int64_t>(text::count_code_points(model_->tokenizer().token_bytes(token)));
-  };
-  if (echo) {
-    // The answer begins where the echo ends. What the tokens have beyond it stands before: a BOS, or the space that
-    // SentencePiece begins with.
-    lists->offset = static_cast<int64_t>(text::count_code_points(*echo));
-    for (const OutputToken& token : tokens) lists->offset -= width(token.token);
+  std::vector<int64_t> widths;
+  if (!request_->chat) {
+    if (echo) {
+      StreamingDetokenizer prompt(model_->facts().tokenizer, {.skip_special = false});
+      widths = added_widths(prompt, tokens);
+      // The answer begins where the echo ends. What the tokens have beyond it stands before: a BOS, or the space that
+      // SentencePiece begins with.
+      if (prompt.within_character()) widths.back() += code_points(prompt.finish()) - 1;
+      lists->offset = code_points(*echo) - std::accumulate(widths.begin(), widths.end(), int64_t{0});
+    } else {
+      if (!lists->text) {
+        lists->text.emplace(model_->facts().tokenizer,
+                            DetokenizerOptions{.skip_special = request_->skip_special_tokens});
+      }
+      widths = added_widths(*lists->text, tokens);
+    }
   }
   const auto chat_entry = [&](std::string& out, int32_t token, double logprob) {
     out += "{\"token\":";
@@ -107,7 +131,7 @@ void AnswerWriter::add_logprobs(std::span<const OutputToken> tokens, std::option
     append_string(lists->tokens, text);
     separate(lists->offsets);
     fmt::format_to(std::back_inserter(lists->offsets), "{}", std::max<int64_t>(lists->offset, 0));
-    lists->offset += width(token.token);
+    lists->offset += widths[i];
     separate(lists->logprobs);
     separate(lists->tops);
     if (none) {

@@ -13,6 +13,7 @@
 #include "server/api/generation_request.h"
 #include "server/serve/served_model.h"
 #include "server/tools/tool_call_parser.h"
+#include "text/detokenizer.h"
 
 namespace nfp::server {
 
@@ -21,9 +22,10 @@ struct LogprobLists {
   std::string tokens, logprobs, tops, offsets;  // completions
   std::string content;                          // chat
   int64_t offset = 0;                           // code points so far
+  std::optional<StreamingDetokenizer> text;     // the answer's, for completions
   bool empty() const { return tokens.empty() && content.empty(); }
   size_t bytes() const { return tokens.size() + logprobs.size() + tops.size() + offsets.size() + content.size(); }
-  void clear();  // but for `offset`
+  void clear();  // but for `offset` and `text`
   // Appends `content` to another list, and is empty then.
   void move_content(std::string* list);
   // Puts others, of completions, before its own.

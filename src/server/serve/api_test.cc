@@ -307,6 +307,26 @@ TEST_F(ApiTest, OffsetsAreThoseOfTheText) {
             "\xEF\xBF\xBD"
             "aa");
   EXPECT_EQ(r["choices"][0]["logprobs"]["text_offset"][2], 2);
+  // A character counts at its first byte; bytes that are none count as the characters that stand for them.
+  for (const char* form : {"", R"(,"stream":true)"}) {
+    for (const auto& [prompt, echo] : {std::pair(R"([83,65,89,58,195,169,97,195,97,169,128,98])", false),
+                                       {R"([195,169,97,195,97,169,128,98])", true}}) {
+      const std::string body =
+          fmt::format(R"({{"prompt":{},"echo":{},"logprobs":0,"max_tokens":{}{}}})", prompt, echo, echo ? 1 : 9, form);
+      Json offsets = Json::array();
+      if (*form == '\0') {
+        offsets = ask("/v1/completions", body)["choices"][0]["logprobs"]["text_offset"];
+      } else {
+        for (const Json& event : stream("/v1/completions", body)) {
+          const Json& scores = event["choices"][0]["logprobs"];
+          if (scores.is_object())
+            offsets.insert(offsets.end(), scores["text_offset"].begin(), scores["text_offset"].end());
+        }
+      }
+      // In both "\u00e9a\ufffda\ufffd\ufffdb" and one token more.
+      EXPECT_EQ(offsets, Json({0, 1, 1, 2, 3, 4, 5, 6, 7})) << body;
+    }
+  }
 }
 
 // Nothing comes before a prompt's only token, alone and beside longer prompts.

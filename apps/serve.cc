@@ -106,6 +106,7 @@ Status run(ServeFlags& flags) {
   // Everything the engine runs on outlives the service.
   std::unique_ptr<LoadedModel> loaded;
   SamplingDefaults sampling;
+  std::optional<server::ServedModel::Facts> facts;
   ServingEngine engine;
   Lap lap;
   StartSeconds took;
@@ -119,7 +120,10 @@ Status run(ServeFlags& flags) {
     flags.load.context_flag = "--max-model-len";
     flags.load.before_weights = [&](const LoadedModel& opened) -> Status {
       NFP_ASSIGN_OR_RETURN(sampling, load_sampling_defaults(*opened.source, flags.generation_config));
-      return server::check_chat_template(flags.service.chat_template, facts_of(opened, flags));
+      if (facts) return ok_status();
+      facts = facts_of(opened, flags);
+      NFP_RETURN_IF_ERROR(server::choose_chat_template(flags.chat_template, *facts));
+      return server::check_chat_template(*facts);
     };
     flags.calibration.model = flags.model;
     NFP_ASSIGN_OR_RETURN(loaded, load_calibrated(flags.calibration, flags.load,
@@ -147,8 +151,8 @@ Status run(ServeFlags& flags) {
   NFP_ASSIGN_OR_RETURN(engine, make_engine(*loaded, flags.engine, std::move(policy)));
   took.engine = lap();
 
-  server::ServedModel::Facts facts = facts_of(*loaded, flags);
-  facts.sampling = sampling;
+  facts->tokenizer = loaded->tokenizer;
+  facts->sampling = sampling;
   const EngineConfig made = engine.engine->config();
   const int32_t max_context = engine.engine->bounds().max_context;
   if (max_context < flags.engine.max_context) {
@@ -160,8 +164,8 @@ Status run(ServeFlags& flags) {
   const std::string policy_name = engine.engine->policy().name();
   stop.reset();
   log::never_wait();
-  NFP_RETURN_IF_ERROR(service->serve(facts, std::move(engine.engine)));
-  print_start(*loaded, made, max_context, facts, engine.runner->kv_bytes(), policy_name, took, service->url());
+  NFP_RETURN_IF_ERROR(service->serve(*facts, std::move(engine.engine)));
+  print_start(*loaded, made, max_context, *facts, engine.runner->kv_bytes(), policy_name, took, service->url());
   std::optional<server::StallWatch> watch;
   if (loaded->backend->memory()) {  // a device: it may never answer again, which a long step on a CPU always does
     // Of a hung step the backend itself says so, and requests end with an error. This is for when it cannot.

@@ -163,7 +163,7 @@ void ServeFlags::add_serving(CLI::App& app) {
          "--reasoning-parser", service.reasoning_parser,
          "how the model marks its thoughts: auto, think, deepseek_r1, qwen3, mistral, seed_oss, gpt_oss or none")
       ->capture_default_str();
-  app.add_option("--chat-template", service.chat_template,
+  app.add_option("--chat-template", chat_template,
                  "a file, or the name of one of the model's own templates, or chatml; default: the model's");
   app.add_option("--threads", load.threads, "threads to compute with; 0 = all")
       ->check(CLI::Range(0, 1024))

@@ -40,6 +40,7 @@ struct ServeFlags {
   const CLI::Option* policy_given = nullptr;
   std::vector<const CLI::Option*> only_slo;  // reads them
   std::string default_request_precision = "auto";
+  std::string chat_template;  // see server::choose_chat_template(); empty = the model's own
   std::string pooling = "last";
   std::string kv_dtype = "f16";
   std::string generation_config = "auto";

@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import unittest
+import urllib.request
 
 from program import F16_MODEL, PROGRAM, Scratch, failure, main, run
 
@@ -113,6 +114,25 @@ class Start(Scratch):
         for verb in ("generate", "chat"):
             said = failure(verb, F16_MODEL, "--device", "cuda", "--generation-config", "/nowhere", code=2, stdin="x")
             self.assertIn("--generation-config /nowhere", said)
+
+    def test_a_chat_template_comes_through_a_pipe(self):
+        source, pipe = os.pipe()
+        os.write(pipe, b"the template has no {{ messages[0].content }}")
+        os.close(pipe)
+        flags = ["--precision", "fp16", "--chat-template", f"/dev/fd/{source}"]
+        with subprocess.Popen(serving(*flags), stderr=subprocess.PIPE, text=True, pass_fds=[source]) as server:
+            os.close(source)
+            try:
+                url = next(found.group(1) for line in server.stderr if (found := re.match(r"ready +(http\S+)", line)))
+                request = urllib.request.Request(url + "/tokenize", json.dumps({"messages": [{"role": "user", "content": "the"}]}).encode(),
+                                                 {"Content-Type": "application/json"})
+                with urllib.request.urlopen(request) as answer:
+                    chat = json.load(answer)["tokens"]
+                request.data = json.dumps({"prompt": "the template has no the", "add_special_tokens": False}).encode()
+                with urllib.request.urlopen(request) as answer:
+                    self.assertEqual(json.load(answer)["tokens"], chat)
+            finally:
+                server.terminate()
 
     def test_too_few_open_files_are_told_as_that(self):
         lines = set()

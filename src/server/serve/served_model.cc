@@ -76,7 +76,9 @@ Result<ServedModel> ServedModel::create(Facts facts, const Engine& engine) {
 Status choose_chat_template(const std::string& name, ServedModel::Facts& facts) {
   if (name.empty()) return ok_status();
   std::error_code ignored;
-  if (std::filesystem::is_regular_file(name, ignored)) {
+  const auto kind = std::filesystem::status(name, ignored).type();
+  using Kind = std::filesystem::file_type;
+  if (kind == Kind::regular || kind == Kind::fifo || kind == Kind::character) {
     NFP_ASSIGN_OR_RETURN(facts.chat_template, read_text_file(name));
     facts.chat_template_file = name;
     facts.chat_template_json.clear();
@@ -102,8 +104,7 @@ Status choose_chat_template(const std::string& name, ServedModel::Facts& facts) 
                name);
 }
 
-Status check_chat_template(const std::string& name, ServedModel::Facts facts) {
-  NFP_RETURN_IF_ERROR(choose_chat_template(name, facts));
+Status check_chat_template(const ServedModel::Facts& facts) {
   NFP_RETURN_IF_ERROR(parse_templates(facts));
   return ok_status();
 }

@@ -66,9 +66,10 @@ class ServedModel {
 // truncate_prompt_tokens: the last `most` tokens of each prompt; -1 = the last `room`.
 MaybeError truncate_prompts(int32_t most, int32_t room, int32_t context, std::vector<std::vector<int32_t>>* prompts);
 
-// --chat-template: a file with a template, the name of one of the model's own, or "chatml". Empty: as it is.
+// --chat-template: a file with a template (or a pipe, which is read once), the name of one of the model's own, or
+// "chatml". Empty: as it is.
 Status choose_chat_template(const std::string& name, ServedModel::Facts& facts);
-// Whether it, or the model's own, can be followed: what ServedModel::create() would say later.
-Status check_chat_template(const std::string& name, ServedModel::Facts facts);
+// Whether it can be followed: what ServedModel::create() would say later.
+Status check_chat_template(const ServedModel::Facts& facts);
 
 }  // namespace nfp::server

@@ -40,7 +40,6 @@ Service::~Service() {
 }
 
 Status Service::serve(ServedModel::Facts facts, std::unique_ptr<Engine> engine) {
-  NFP_RETURN_IF_ERROR(choose_chat_template(options_.chat_template, facts));
   const std::string templates = facts.chat_template + facts.chat_template_json;
   NFP_ASSIGN_OR_RETURN(const ToolFormat tools, parse_tool_format(options_.tool_call_parser, templates));
   NFP_ASSIGN_OR_RETURN(const ReasoningFormat reasoning, parse_reasoning_format(options_.reasoning_parser, templates));

@@ -26,7 +26,6 @@ struct ServiceOptions {
   RequestLimits limits;
   std::string tool_call_parser = "auto";
   std::string reasoning_parser = "auto";
-  std::string chat_template;  // see choose_chat_template(); empty = the model's own
   PrecisionClass default_precision = PrecisionClass::kAuto;
   Pooling default_pooling = Pooling::kLast;                            // of embeddings that do not say
   uint64_t response_store_bytes = ServerState::kDefaultResponseBytes;  // of the Responses API; 0 = keep none

@@ -75,7 +75,6 @@ Status run(const Flags& flags) {
   options.demo_load = flags.demo_load;
   options.default_pooling = flags.pooling == "mean" ? Pooling::kMean : Pooling::kLast;
   options.reasoning_parser = flags.reasoning_parser;
-  options.chat_template = flags.chat_template;
   options.response_store_bytes = flags.response_store;
   options.log_requests = flags.log_requests;
   if (flags.log_requests) log::set_level(log::Level::kInfo);
@@ -98,6 +97,7 @@ Status run(const Flags& flags) {
   facts.root = "fake";
   facts.tokenizer = tokenizer;
   facts.chat_template = server::kChatMlTemplate;
+  NFP_RETURN_IF_ERROR(server::choose_chat_template(flags.chat_template, facts));
   if (!flags.generation_config.empty()) {
     const std::string file = flags.generation_config + "/generation_config.json";
     NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(file));

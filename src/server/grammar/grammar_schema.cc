@@ -266,4 +266,21 @@ GrammarSchema schema_for_grammar(Json schema) {
   return {std::move(schema), {rewriter.patterns().begin(), rewriter.patterns().end()}};
 }
 
+std::string regex_for_grammar(std::string_view regex) {
+  std::string out;
+  bool in_class = false;
+  for (size_t i = 0; i < regex.size(); ++i) {
+    const char c = regex[i];
+    if (c == '.' && !in_class) {
+      out += R"([^\n\r\u2028\u2029])";
+      continue;
+    }
+    if (c == '[') in_class = true;
+    if (c == ']') in_class = false;
+    out += c;
+    if (c == '\\' && i + 1 < regex.size()) out += regex[++i];
+  }
+  return out;
+}
+
 }  // namespace nfp::server

@@ -1,8 +1,9 @@
-// JSON schemas as xgrammar has to be given them. Some that it takes as they are become grammars of other values, or of
-// texts that are no JSON (as of 0.2.8; grammar_test.cc shows each).
+// JSON schemas and regular expressions as xgrammar has to be given them. Some that it takes as they are become grammars
+// of other values, or of texts that are no JSON (as of 0.2.8; grammar_test.cc shows each).
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "server/api/json_text.h"
@@ -15,5 +16,7 @@ struct GrammarSchema {
 };
 
 GrammarSchema schema_for_grammar(Json schema);
+// Of a whole answer: a dot is any character but a line's end, as in ECMAScript, whose expressions schemas have.
+std::string regex_for_grammar(std::string_view regex);
 
 }  // namespace nfp::server

@@ -168,6 +168,20 @@ TEST_F(GrammarTest, AllowsWhatTheGrammarAllows) {
   EXPECT_FALSE(allows(choice, "a"));
 }
 
+TEST_F(GrammarTest, ADotIsNoLineBreak) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  for (const char* text : {"a\nb", "a\rb", "a\u2028b", "a\u2029b"}) {
+    EXPECT_FALSE(allows(spec(Kind::kRegex, "a.b"), text)) << text;
+    EXPECT_FALSE(allows(spec(Kind::kRegex, R"((\\.)+.{1,2})"), std::string("\\") + text)) << text;
+    EXPECT_TRUE(allows(spec(Kind::kRegex, R"(a[^.]b|[\s\S])"), text)) << text;
+  }
+  for (const char* text : {"a.b", "a b", "aéb", "a😀b"}) EXPECT_TRUE(allows(spec(Kind::kRegex, "a.b"), text)) << text;
+  EXPECT_TRUE(allows(spec(Kind::kRegex, R"(a\.[.])"), "a.."));
+  EXPECT_FALSE(allows(spec(Kind::kRegex, R"(a\.[.\]])"), "axx"));
+  EXPECT_FALSE(allows(spec(Kind::kRegex, "(xa+)?"), "a"));
+  EXPECT_FALSE(allows(spec(Kind::kRegex, "(xa{0,2}){2,}"), "xxaaa"));
+}
+
 TEST_F(GrammarTest, NamesTheFieldOfABadGrammar) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
   for (const auto& bad : {spec(Kind::kRegex, "(["), spec(Kind::kEbnf, "root ::= missing"), spec(Kind::kEbnf, "%%%"),

@@ -163,7 +163,8 @@ xgrammar::CompiledGrammar compile(const xgrammar::TokenizerInfo& tokens, const C
   xgrammar::GrammarCompiler compiler(tokens, /*max_threads=*/1, /*cache_enabled=*/false);
   switch (head.kind) {
     case WireGrammar::kRegex:
-      return compiler.CompileRegex(text);
+      xgrammar::Grammar::FromRegex(text);  // an error names a place in it
+      return compiler.CompileRegex(regex_for_grammar(text));
     case WireGrammar::kEbnf:
       return compiler.CompileGrammar(text);
     case WireGrammar::kObject:

@@ -24,6 +24,7 @@ vllm:request_max_num_generation_tokens_sum
 VLLM = """
 vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc vllm:cache_config_info vllm:lora_requests_info
 vllm:prefix_cache_queries_total vllm:prefix_cache_hits_total vllm:num_preemptions_total vllm:prompt_tokens_total
+vllm:spec_decode_num_drafts_total vllm:spec_decode_num_draft_tokens_total vllm:spec_decode_num_accepted_tokens_total
 vllm:prompt_tokens_cached_total vllm:generation_tokens_total vllm:request_success_total vllm:iteration_tokens_total_count
 vllm:time_to_first_token_seconds_count vllm:inter_token_latency_seconds_count vllm:request_time_per_output_token_seconds_count
 vllm:time_per_output_token_seconds_count vllm:e2e_request_latency_seconds_count vllm:request_queue_time_seconds_count
@@ -37,10 +38,7 @@ process_open_fds process_max_fds
 
 # And what has no meaning here.
 NOT_APPLICABLE = {
-    "vllm:spec_decode_num_drafts_total": "there is no speculative decoding",
-    "vllm:spec_decode_num_draft_tokens_total": "there is no speculative decoding",
-    "vllm:spec_decode_num_accepted_tokens_total": "there is no speculative decoding",
-    "vllm:spec_decode_num_accepted_tokens_per_pos_total": "there is no speculative decoding",
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total": "drafts are not counted by their place",
     "vllm:mm_cache_queries_total": "models take text only",
     "vllm:mm_cache_hits_total": "models take text only",
     "vllm:corrupted_requests_total": "logits are not searched for NaN",

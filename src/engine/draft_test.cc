@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <set>
 #include <utility>
@@ -157,8 +158,8 @@ Answers finish(Engine& engine, Answers answers = {}) {
 int32_t count_on(const ScriptedState& state) { return 10 + state.output_size(); }
 
 std::vector<int32_t> counted(int32_t tokens) {
-  std::vector<int32_t> all;
-  for (int32_t i = 0; i < tokens; ++i) all.push_back(10 + i);
+  std::vector<int32_t> all(static_cast<size_t>(tokens));
+  std::iota(all.begin(), all.end(), 10);
   return all;
 }
 

@@ -57,6 +57,11 @@ void add_speculative_flag(CLI::App& app, int32_t& tokens) {
       ->capture_default_str();
 }
 
+void warn_of_idle_speculation(int32_t tokens, const std::string& precision) {
+  if (tokens == 0 || !precision.starts_with("fp8")) return;
+  log::warn("--speculative-tokens: does nothing, as drafts are for FP16 steps, and --precision {} has none", precision);
+}
+
 DType kv_dtype_from_name(const std::string& name) {
   if (name == "fp8") return DType::kF8E4M3;
   return name == "f32" ? DType::kF32 : DType::kF16;
@@ -94,11 +99,6 @@ void ModelFlags::add_speculation(CLI::App& app) {
   add_speculative_flag(app, speculative_tokens);
   app.add_flag("--speculative-always", speculative_always,
                "draft all --speculative-tokens in every step that may, whether it gains or not");
-}
-
-void ModelFlags::warn_of_idle_speculation() const {
-  if (speculative_tokens == 0 || is_exact(precision_value())) return;
-  log::warn("--speculative-tokens: does nothing, as drafts are for FP16 steps, and --precision {} has none", precision);
 }
 
 void add_share_flag(CLI::App& app, ModelFlags& flags) {

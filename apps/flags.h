@@ -31,8 +31,9 @@ struct DeviceFlags {
 
 // --dtype-kv
 void add_kv_dtype_flag(CLI::App& app, std::string& name);
-// --speculative-tokens
+// --speculative-tokens, and a warning where it has no effect beside --precision
 void add_speculative_flag(CLI::App& app, int32_t& tokens);
+void warn_of_idle_speculation(int32_t tokens, const std::string& precision);
 DType kv_dtype_from_name(const std::string& name);
 
 struct ModelFlags {
@@ -56,7 +57,6 @@ struct ModelFlags {
   bool needs_tokenizer = true;  // not a flag: LoadedModelOptions has it
   void add_to(CLI::App& app);
   void add_speculation(CLI::App& app);  // --speculative-tokens, --speculative-always
-  void warn_of_idle_speculation() const;
   // Loads with a progress bar on stderr. What runs needs `context` tokens by these flags, or what --ctx says.
   Result<std::unique_ptr<LoadedModel>> load(bool needs_sensitivity = false, int32_t context = 0,
                                             const std::string& context_flags = "--ctx",

@@ -112,7 +112,7 @@ Status run(const GenerateFlags& flags) {
     return ok_status();
   }));
   if (!sampling.seed) sampling.seed = std::random_device{}();
-  flags.model.warn_of_idle_speculation();
+  warn_of_idle_speculation(flags.model.speculative_tokens, flags.model.precision);
   EngineConfig config = flags.model.engine_config();
   config.fp8 = fp8;
   NFP_ASSIGN_OR_RETURN(ServingEngine engine, make_engine(*loaded, std::move(config), std::move(chosen)));

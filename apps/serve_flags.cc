@@ -290,10 +290,7 @@ void ServeFlags::warn_of_idle_flags() const {
   if (precision != "auto" && policy_given->count() > 0) {
     log::warn("--precision-policy {}: does nothing, as --precision {} is all that is computed in", policy, precision);
   }
-  if (engine.speculative_tokens > 0 && precision != "auto" && precision != "fp16") {
-    log::warn("--speculative-tokens: does nothing, as drafts are for FP16 steps, and --precision {} has none",
-              precision);
-  }
+  warn_of_idle_speculation(engine.speculative_tokens, precision);
   for (const CLI::Option* flag : only_slo) {
     if (flag->count() == 0 || plans()) continue;
     log::warn("{}: does nothing, as only the policy slo goes by it, and this one is {}", flag->get_name(),

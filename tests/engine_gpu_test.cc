@@ -338,7 +338,6 @@ TEST_F(GpuTest, RunningAheadAndGraphsGiveTheSameTokens) {
   }
 }
 
-// Greedy answers are the CPU's up to ties that rounding decides: where they part, both tokens are about as likely.
 // Verified in one step, keys of which are written in it, a token has the bits that a step of its own gives it.
 TEST_F(GpuTest, DraftsChangeNothingWhereDeterministic) {
   auto gpu = load_model_on("cuda", true);
@@ -382,6 +381,7 @@ TEST_F(GpuTest, DraftsOfTheFastestKernelsAreVerifiedByTheStepsOwnKeys) {
   }
 }
 
+// Greedy answers are the CPU's up to ties that rounding decides: where they part, both tokens are about as likely.
 TEST_F(GpuTest, GreedyAnswersAreTheCpusUpToTies) {
   auto gpu = load_model_on("cuda", false), cpu = load_model_on("cpu", false);
   ASSERT_TRUE(gpu != nullptr && cpu != nullptr);

@@ -59,10 +59,9 @@ bool all_decode(const StepPlan& plan) {
 // Whether drafts of its next tokens can be verified together: not where what the next is sampled from depends on the
 // one before in another way. A step gives a token more than it drafts.
 bool may_draft(const Sequence& sequence) {
-  const SamplingParams& p = sequence.request.sampling;
-  const bool penalties = p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
+  const Request& request = sequence.request;
   const bool room = sequence.size() + 1 < sequence.limit;
-  return room && !penalties && !sequence.request.constraint && !sequence.no_drafts;
+  return room && !has_penalties(request.sampling) && !request.constraint && !sequence.no_drafts;
 }
 
 uint64_t random_seed() {
@@ -271,7 +270,7 @@ int32_t Engine::draft_length(const std::vector<ScheduledSequence>& items) const 
 }
 
 bool Engine::will_draft() const {
-  if (!draft_length_.on() || !last_level_ || !is_exact(last_level_->precision)) return false;
+  if (!last_level_ || !is_exact(last_level_->precision)) return false;
   const StepPlan& plan = in_flight_.back().plan;
   return !others_wait(plan) && all_decode(plan) && draft_length(plan.items) > 0;
 }
@@ -301,7 +300,6 @@ void Engine::count_drafts(const Step& step, const StepOutput& result, StepRecord
     tried += right + (right < item.drafts ? 1 : 0);
   }
   record.tokens += record.accepted;
-  record.predicted_s = 0;
   totals_.tokens_by_precision[static_cast<size_t>(step.precision)] += static_cast<uint64_t>(record.accepted);
   totals_.drafted_tokens += static_cast<uint64_t>(record.drafted);
   totals_.accepted_tokens += static_cast<uint64_t>(record.accepted);
@@ -435,7 +433,7 @@ StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outpu
 }
 
 bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
-  if (!in_flight_.empty() && (in_flight_.back().plan.drafts() > 0 || will_draft())) return false;
+  if (draft_length_.on() && !in_flight_.empty() && (in_flight_.back().plan.drafts() > 0 || will_draft())) return false;
   const auto start = now();
   Step step;
   step.plan = policy_->plans() ? plan_step(step.record, outputs) : scheduler_.schedule();
@@ -481,7 +479,7 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
     step.work.add(item.count, item.first);
     if (!is_exact(step.precision) && is_exact(step.of(item))) record.exact_tokens += 1;
   }
-  if (policy_->model() != nullptr) {
+  if (policy_->model() != nullptr && plan.drafts() == 0) {
     const size_t known = policy_->model()->find_level(step.precision, record.fp8_share);
     if (known < policy_->model()->levels().size()) record.predicted_s = policy_->model()->seconds(known, step.work);
   }

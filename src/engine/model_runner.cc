@@ -23,10 +23,6 @@ int32_t score_count(const ScheduledSequence& item) {
   return scores(item) ? std::min(item.count, item.sequence->prompt_size() - 1 - item.first) : 0;
 }
 
-bool has_penalties(const SamplingParams& p) {
-  return p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
-}
-
 // The place in the answer of what is sampled behind the item.
 int32_t place_of(const ScheduledSequence& item) { return item.first + item.count - item.sequence->prompt_size(); }
 
@@ -352,18 +348,15 @@ Status ModelRunner::enqueue_step(const StepPlan& plan, Precision precision) {
 
   if (plan.drafts() > 0) {
     NFP_RETURN_IF_ERROR(submit_drafts(plan, slot));
-    enqueue_downloads(slot);
-    model_.backend().record(*slot.done);
-    return ok_status();
+  } else {
+    const std::span<const ScheduledSequence> items(plan.items);
+    const auto host_slot = static_cast<int>(2 * place);
+    size_t apart = 0;
+    while (plan.exact_singles && apart < items.size() && items[apart].count == 1) ++apart;
+    if (apart > 0) NFP_RETURN_IF_ERROR(submit_part({items.first(apart), 0, Precision::kFp16}, host_slot, slot));
+    const Part others = {items.subspan(apart), apart, precision, plan.fp8_share};
+    if (!others.items.empty()) NFP_RETURN_IF_ERROR(submit_part(others, host_slot + 1, slot));
   }
-
-  const std::span<const ScheduledSequence> items(plan.items);
-  const auto host_slot = static_cast<int>(2 * place);
-  size_t apart = 0;
-  while (plan.exact_singles && apart < items.size() && items[apart].count == 1) ++apart;
-  if (apart > 0) NFP_RETURN_IF_ERROR(submit_part({items.first(apart), 0, Precision::kFp16}, host_slot, slot));
-  const Part others = {items.subspan(apart), apart, precision, plan.fp8_share};
-  if (!others.items.empty()) NFP_RETURN_IF_ERROR(submit_part(others, host_slot + 1, slot));
   enqueue_downloads(slot);
   model_.backend().record(*slot.done);
   return ok_status();
@@ -562,7 +555,9 @@ void ModelRunner::take_results(const Slot& slot, StepOutput& output) const {
       accepted.push_back(token(item.row + j + 1));
     }
   }
-  for (size_t i = 0; i < slot.rows.size() && slot.verified.empty(); ++i) output.sampled.push_back(token(i));
+  if (slot.verified.empty()) {
+    for (size_t i = 0; i < slot.rows.size(); ++i) output.sampled.push_back(token(i));
+  }
   if (!slot.pooled.empty()) {
     output.hidden.resize(slot.items);
     const char* data = slot.hidden.as<char>();

@@ -43,6 +43,11 @@ struct SamplingParams {
   std::optional<int32_t> prompt_logprobs;  // the same for the prompt: absent = no, 0 = the prompt's own tokens only
 };
 
+// Whether what is sampled depends on which tokens came before, and how often.
+inline bool has_penalties(const SamplingParams& p) {
+  return p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
+}
+
 // Entries of logit_bias, and end-of-generation and stop ids, that one request may have together.
 inline constexpr int32_t kMaxRowBias = 4096;
 

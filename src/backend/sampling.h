@@ -12,8 +12,8 @@ inline constexpr int32_t kMaxTopLogprobs = 128;
 // Order of effects: bias, mask, penalties, temperature, top-k, top-p, min-p, draw (as vLLM orders them). Reported
 // log-probabilities are those of the raw logits, before any of it.
 struct SamplingRow {
-  uint64_t seed = 0;                // with `draw` the key and counter of Philox4x32-10: nothing else decides a row's
-  uint64_t draw = 0;                //   random number, so neither does its place in a batch
+  uint64_t seed = 0;                // with `draw` all that decides a row's random numbers (race.h): its place in a
+  uint64_t draw = 0;                //   batch does not
   float temperature = 0.0f;         // 0 = greedy (lowest id wins a tie)
   float top_p = 1.0f;               // 1 = off
   float min_p = 0.0f;               // 0 = off

@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/panel.h"
+#include "backend/race.h"
 #include "base/instruction_set.h"
 
 namespace nfp::cpu {
@@ -182,6 +183,17 @@ struct Candidate {
   int32_t id;
 };
 
+// Tokens first .. end - 1 of a row in the race of race.h; first is a multiple of 32.
+struct RacePass {
+  const float* logits = nullptr;  // of the row, from token 0 on
+  int32_t first = 0;
+  int32_t end = 0;
+  RaceKey key = {};
+  float maximum = 0.0f;  // finite
+  float factor = 0.0f;
+  float latest = 0.0f;  // logarithm to base 2 of the time after which nobody can win
+};
+
 struct KernelTable {
   const char* name;
   PairArithmetic pairs;
@@ -214,6 +226,9 @@ struct KernelTable {
   int32_t (*at_least)(const float* x, int32_t n, float threshold, Candidate* out, int32_t capacity);
   // out[i] = exp((x[i] - maximum) * factor).
   void (*exps)(const float* x, int32_t n, float maximum, float factor, float* out);
+  // Those that may arrive by `latest`, in order of id, and few others: those of which coarse bits do not tell. `out` has
+  // room for end - first; returns how many there are.
+  int32_t (*racers)(const RacePass& pass, Candidate* out);
 
   // Ceilings (machine.h).
   double (*fma_loop)(int64_t iterations);

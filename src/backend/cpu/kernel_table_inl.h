@@ -31,6 +31,7 @@ constexpr cpu::KernelTable make_table(const char* name) {
   table.sum_exp = sum_exp;
   table.at_least = at_least;
   table.exps = exps;
+  table.racers = racers;
   table.fma_loop = fma_loop;
 #if defined(NFP_HAVE_PAIRS) || defined(NFP_HAVE_TILES)
   if constexpr (A != cpu::PairArithmetic::kNone) table.to_pairs = to_pairs<A>;

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "backend/philox.h"
+#include "backend/race.h"
 
 namespace nfp::cpu {
 namespace {
@@ -54,93 +54,61 @@ std::span<Candidate> keep_top_k(std::span<Candidate> candidates, int32_t k, Samp
   return keep_down_to(candidates, ordered[static_cast<size_t>(k - 1)]);
 }
 
-double weight_of(const Candidate& c, float maximum, double factor) {
-  return std::exp((static_cast<double>(c.logit) - maximum) * factor);
-}
+// A row's race (race.h).
+class Race {
+ public:
+  Race(const Logits& logits, const SamplingRow& row, int32_t best, float factor)
+      : logits_(logits), row_(row), maximum_(logits.x[best]), factor_(static_cast<double>(factor)), best_(best), key_(race_key(row.seed, row.draw)) {}
 
-// The shortest prefix, likeliest first, whose weight reaches `target`. By halving: the likelier half is either enough,
-// or all kept.
-std::span<Candidate> keep_mass(std::span<Candidate> candidates, double target, float maximum, double factor,
-                               SampleScratch& scratch) {
-  if (candidates.empty()) return candidates;
-  const std::span<Candidate> ordered = copy_of(candidates, scratch);
-  size_t begin = 0, end = ordered.size();
-  double kept = 0;
-  while (end - begin > 32) {
-    const size_t middle = (begin + end) / 2;
-    std::nth_element(ordered.begin() + static_cast<ptrdiff_t>(begin), ordered.begin() + static_cast<ptrdiff_t>(middle),
-                     ordered.begin() + static_cast<ptrdiff_t>(end), likelier);
-    double mass = 0;
-    for (size_t i = begin; i < middle; ++i) mass += weight_of(ordered[i], maximum, factor);
-    if (kept + mass >= target) {
-      end = middle;
-    } else {
-      kept += mass;
-      begin = middle;
+  double weight_of(const Candidate& c) const { return std::exp((static_cast<double>(c.logit) - maximum_) * factor_); }
+
+  // Who arrives first of the candidates, in order of id, that are less likely than nobody in `cut`.
+  Candidate first_of(std::span<const Candidate> candidates, const Candidate& cut) const {
+    Winner winner = likeliest();
+    for (const Candidate& c : candidates) offer(c, cut, winner);
+    return winner.candidate;
+  }
+  // The same of the whole row.
+  Candidate first_of_all(const Candidate& cut, std::span<Candidate> scratch) const {
+    constexpr int32_t kBlock = 1024;
+    Winner winner = likeliest();
+    RacePass pass{.logits = logits_.x,
+                  .key = key_,
+                  .maximum = maximum_,
+                  .factor = static_cast<float>(factor_)};
+    for (pass.first = 0; pass.first < logits_.n; pass.first = pass.end) {
+      pass.end = std::min(pass.first + kBlock, logits_.n);
+      pass.latest = static_cast<float>(std::log2(winner.arrival));
+      const int32_t count = logits_.kernels.racers(pass, scratch.data());
+      for (int32_t i = 0; i < count; ++i) offer(scratch[static_cast<size_t>(i)], cut, winner);
     }
+    return winner.candidate;
   }
-  std::sort(ordered.begin() + static_cast<ptrdiff_t>(begin), ordered.begin() + static_cast<ptrdiff_t>(end), likelier);
-  size_t last = begin;
-  for (; last < end; ++last) {
-    kept += weight_of(ordered[last], maximum, factor);
-    if (kept >= target) break;
-  }
-  return keep_down_to(candidates, ordered[std::min(last, end - 1)]);
-}
 
-// Where the running sum of weights first passes u times their total.
-int32_t draw_from(std::span<const Candidate> candidates, float maximum, double factor, double u) {
-  double total = 0;
-  for (const Candidate& c : candidates) total += weight_of(c, maximum, factor);
-  double left = u * total;
-  int32_t chosen = candidates.front().id;
-  for (const Candidate& c : candidates) {
-    const double w = weight_of(c, maximum, factor);
-    if (w > 0) chosen = c.id;
-    left -= w;
-    if (left < 0) break;
-  }
-  return chosen;
-}
-
-// The same over a whole row, by blocks.
-int32_t draw_from_all(const Logits& logits, float maximum, float factor, double u, SampleScratch& scratch) {
-  constexpr int32_t kBlock = 1024;
-  double total = 0;
-  std::vector<float>& weights = scratch.weights;
-  const int32_t blocks = (logits.n + kBlock - 1) / kBlock;
-  const auto block_sum = [&](int32_t b) {
-    return logits.kernels.sum_exp(logits.x + int64_t{b} * kBlock, std::min(kBlock, logits.n - b * kBlock), maximum,
-                                  factor);
+ private:
+  struct Winner {
+    Candidate candidate;
+    double arrival;
   };
-  for (int32_t b = 0; b < blocks; ++b) {
-    const double sum = block_sum(b);
-    weights[static_cast<size_t>(b)] = static_cast<float>(sum);
-    total += static_cast<double>(weights[static_cast<size_t>(b)]);
+  // No limit takes it away.
+  Winner likeliest() const {
+    const Candidate c{maximum_, best_};
+    return {c, arrival_of(race_word(key_, best_), c.logit, maximum_, static_cast<float>(factor_))};
   }
-  double left = u * total;
-  int32_t b = 0;
-  int32_t last_positive = 0;
-  for (; b < blocks; ++b) {
-    const auto sum = static_cast<double>(weights[static_cast<size_t>(b)]);
-    if (sum > 0) last_positive = b;
-    if (left < sum) break;
-    left -= sum;
+  void offer(const Candidate& c, const Candidate& cut, Winner& winner) const {
+    if (!likelier(c, cut)) return;
+    if (row_.min_p > 0.0f && c.logit < maximum_ && weight_of(c) < static_cast<double>(row_.min_p)) return;
+    const double arrival = arrival_of(race_word(key_, c.id), c.logit, maximum_, static_cast<float>(factor_));
+    if (arrival < winner.arrival || (arrival == winner.arrival && c.id < winner.candidate.id)) winner = {c, arrival};
   }
-  b = std::min(b, blocks - 1);
-  if (weights[static_cast<size_t>(b)] <= 0) b = last_positive;
-  const int32_t first = b * kBlock;
-  const int32_t count = std::min(kBlock, logits.n - first);
-  float* w = weights.data() + blocks;
-  logits.kernels.exps(logits.x + first, count, maximum, factor, w);
-  int32_t chosen = first;
-  for (int32_t i = 0; i < count; ++i) {
-    if (w[i] > 0) chosen = first + i;
-    left -= static_cast<double>(w[i]);
-    if (left < 0) break;
-  }
-  return chosen;
-}
+
+  const Logits& logits_;
+  const SamplingRow& row_;
+  float maximum_;
+  double factor_;
+  int32_t best_;
+  RaceKey key_;
+};
 
 // Bias, mask and penalties, in a copy of the row where there are any.
 const float* adjusted(const SampleArgs& args, int32_t row, SampleScratch& scratch) {
@@ -188,48 +156,39 @@ int32_t choose(const KernelTable& kernels, const SampleArgs& args, int32_t row, 
   if (!(temperature > 0.0f) || !std::isfinite(maximum)) return best;
   const float factor = 1.0f / temperature;
   if (!std::isfinite(factor)) return best;
-  const int32_t top_k = s.top_k;
-  const float top_p = s.top_p;
-  const float min_p = s.min_p;
-  const double u = uniform(s.seed, s.draw);
-  const bool limits_k = top_k > 0 && top_k < logits.n;
-  const bool limits_p = top_p < 1.0f;
-  if (!limits_k && !limits_p && !(min_p > 0.0f)) return draw_from_all(logits, maximum, factor, u, scratch);
-
-  std::span<Candidate> candidates;
-  const float step = 4.0f * temperature;
-  if (limits_k) {
-    candidates = keep_top_k(gather(logits, maximum, step, top_k, scratch), top_k, scratch);
-    if (limits_p) {
-      double total = 0;
-      for (const Candidate& c : candidates) total += weight_of(c, maximum, factor);
-      candidates = keep_mass(candidates, static_cast<double>(top_p) * total, maximum, factor, scratch);
-    }
-  } else if (limits_p) {
-    const double target = static_cast<double>(top_p) * kernels.sum_exp(logits.x, logits.n, maximum, factor);
-    int32_t wanted = 1;
-    while (true) {
-      candidates = gather(logits, maximum, step, wanted, scratch);
-      double mass = 0;
-      for (const Candidate& c : candidates) mass += weight_of(c, maximum, factor);
-      if (mass >= target || wanted >= logits.n) break;
-      wanted = static_cast<int32_t>(std::min<size_t>(2 * candidates.size(), static_cast<size_t>(logits.n)));
-    }
-    candidates = keep_mass(candidates, target, maximum, factor, scratch);
-  } else {
-    const float threshold = maximum + std::log(min_p) * temperature;
-    const int32_t count =
-        kernels.at_least(logits.x, logits.n, std::min(threshold, maximum), scratch.candidates.data(), logits.n);
-    candidates = {scratch.candidates.data(), static_cast<size_t>(count)};
+  const Race race(logits, s, best, factor);
+  const bool is_list = s.top_k > 0 && s.top_k < logits.n;
+  std::span<Candidate> list;
+  if (is_list) list = keep_top_k(gather(logits, maximum, 4.0f * temperature, s.top_k, scratch), s.top_k, scratch);
+  const auto weight = [&](std::span<const Candidate> candidates) {
+    double sum = 0;
+    for (const Candidate& c : candidates) sum += race.weight_of(c);
+    return sum;
+  };
+  double target = 0;
+  if (s.top_p < 1.0f) {
+    target = static_cast<double>(s.top_p) * (is_list ? weight(list) : kernels.sum_exp(logits.x, logits.n, maximum, factor));
   }
-  if (min_p > 0.0f) {
-    const auto end = std::remove_if(candidates.begin(), candidates.end(), [&](const Candidate& c) {
-      return c.logit < maximum && weight_of(c, maximum, factor) < static_cast<double>(min_p);
-    });
-    candidates = {candidates.begin(), end};
+  // Top-p keeps the likeliest, until they weigh enough: the winner, if those likelier do not. Where they do it keeps
+  // nobody who is as unlikely as the winner, and the others' race is run again: 1 + ln(1 / top_p) times on average,
+  // since the winner is as likely in any place of the weight.
+  Candidate cut{kMinusInfinity, logits.n};
+  while (true) {
+    const Candidate winner = is_list ? race.first_of(list, cut) : race.first_of_all(cut, scratch.ordered);
+    if (!(s.top_p < 1.0f) || winner.id == best) return winner.id;
+    double before = 0;
+    if (is_list) {
+      for (const Candidate& c : list) before += likelier(c, winner) ? race.weight_of(c) : 0.0;
+    } else {
+      const int32_t count =
+          kernels.at_least(logits.x, logits.n, winner.logit, scratch.candidates.data(), logits.n);
+      for (const Candidate& c : std::span(scratch.candidates.data(), static_cast<size_t>(count))) {
+        before += likelier(c, winner) ? race.weight_of(c) : 0.0;
+      }
+    }
+    if (before < target) return winner.id;
+    cut = winner;
   }
-  if (candidates.empty()) return best;
-  return draw_from(candidates, maximum, factor, u);
 }
 
 // Of the raw logits: log-probability and rank of `out.token`, and the top_n likeliest (-1 and -infinity where the
@@ -270,7 +229,6 @@ void SampleScratch::reserve(int32_t vocab) {
   logits.resize(n);
   candidates.resize(n);
   ordered.resize(n);
-  weights.resize(n / 1024 + 1 + 1024);
 }
 
 void sample_row(const KernelTable& kernels, const SampleArgs& args, int32_t row, SampleScratch& scratch) {

@@ -15,7 +15,6 @@ struct SampleScratch {
   std::vector<float> logits;          // a row after bias, mask and penalties
   std::vector<Candidate> candidates;  // in order of id
   std::vector<Candidate> ordered;     // the same, likeliest first (as far as was needed)
-  std::vector<float> weights;
   void reserve(int32_t vocab);
 };
 

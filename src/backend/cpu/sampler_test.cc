@@ -9,7 +9,7 @@
 #include <set>
 
 #include "backend/cpu/testing/reference.h"
-#include "backend/philox.h"
+#include "backend/race.h"
 
 namespace nfp::cpu {
 namespace {
@@ -27,15 +27,26 @@ TEST(Philox, KnownAnswers) {
             (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-TEST(Philox, UniformIsInTheUnitIntervalWithTheRightMean) {
-  double sum = 0;
-  for (uint64_t i = 0; i < 10000; ++i) {
-    const double u = uniform(7, i);
-    ASSERT_GE(u, 0.0);
-    ASSERT_LT(u, 1.0);
-    sum += u;
+TEST(Philox, KnownAnswersOf2x32) {
+  using Words = std::array<uint32_t, 2>;
+  EXPECT_EQ(philox2x32({0, 0}, 0), (Words{0xff1dae59, 0x6cd10df2}));
+  EXPECT_EQ(philox2x32({0xffffffff, 0xffffffff}, 0xffffffff), (Words{0x2c3f628b, 0xab4fd7ad}));
+  EXPECT_EQ(philox2x32({0x243f6a88, 0x85a308d3}, 0x13198a2e), (Words{0xdd7ce038, 0xf62a4c12}));
+}
+
+TEST(Race, ExponentialsHaveTheRightMeanVarianceAndEnds) {
+  double sum = 0, squares = 0;
+  constexpr int32_t kCount = 40000;
+  for (int32_t id = 0; id < kCount; ++id) {
+    const double e = exponential_of(race_word(race_key(7, 3), id));
+    sum += e;
+    squares += e * e;
   }
-  EXPECT_NEAR(sum / 10000, 0.5, 5 * std::sqrt(1.0 / 12 / 10000));
+  const double mean = sum / kCount;
+  EXPECT_NEAR(mean, 1.0, 5 / std::sqrt(kCount));
+  EXPECT_NEAR(squares / kCount - mean * mean, 1.0, 5 * std::sqrt(8.0 / kCount));  // the variance's own: 8 / n
+  EXPECT_GE(std::log2(exponential_of(0)), static_cast<double>(kLeastLog2OfExponential));
+  EXPECT_LT(exponential_of(0xffffffffu), 23.0);
 }
 
 struct Settings {
@@ -155,6 +166,65 @@ TEST(Sample, FollowsTheDistribution) {
     }
     // Mean `degrees`, variance twice that: five standard deviations, with room for the small ones' skew.
     EXPECT_LT(chi, degrees + 5 * std::sqrt(2.0 * degrees + 1) + 5) << "degrees " << degrees;
+  }
+}
+
+// Whoever of the kept arrives first, by the definitions of race.h alone.
+int32_t first_of_kept(const std::vector<float>& logits, const Settings& s, uint64_t seed, uint64_t draw) {
+  const std::vector<double> p = defined(logits, s);
+  const float most = *std::max_element(logits.begin(), logits.end());
+  int32_t first = 0;
+  double earliest = std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < p.size(); ++i) {
+    if (p[i] <= 0) continue;
+    const uint32_t word = race_word(race_key(seed, draw), static_cast<int32_t>(i));
+    const double arrival = arrival_of(word, logits[i], most, 1.0f / s.temperature);
+    if (arrival < earliest) {
+      earliest = arrival;
+      first = static_cast<int32_t>(i);
+    }
+  }
+  return first;
+}
+
+TEST(Sample, WhoArrivesFirstIsDrawn) {
+  Random random(28);
+  for (int round = 0; round < 120; ++round) {
+    const int32_t vocab = random.integer(1, round % 4 == 0 ? 9000 : 300);
+    const float deviation = round % 5 == 0 ? 0.01f : static_cast<float>(round % 5);  // from flat to peaked
+    const std::vector<float> logits = random.normals(static_cast<size_t>(vocab), deviation);
+    const Settings settings{.temperature = round % 2 == 0 ? 1.0f : 0.3f + 0.01f * static_cast<float>(round),
+                            .top_k = round % 3 == 0 ? random.integer(1, vocab + 2) : 0,
+                            .top_p = round % 4 == 1 ? 0.002f + 0.008f * static_cast<float>(round) : 1.0f,
+                            .min_p = round % 7 == 0 ? 0.01f * static_cast<float>(round % 30) : 0.0f};
+    for (const KernelTable* table : runnable_tables()) {
+      for (uint64_t draw = 0; draw < 10; ++draw) {
+        const uint64_t place = draw << (draw % 2 == 0 ? 0 : 33);
+        ASSERT_EQ(Fixture(*table).sample(logits, settings, ~uint64_t{0} - draw, place),
+                  first_of_kept(logits, settings, ~uint64_t{0} - draw, place))
+            << table->name << " round " << round;
+      }
+    }
+  }
+}
+
+// Rows that nearly agree draw the same token nearly always, whatever the size of the vocabulary.
+TEST(Sample, NearRowsDrawTheSameToken) {
+  Random random(29);
+  Fixture fixture(*runnable_tables().back());
+  for (const size_t vocab : {50u, 5000u}) {
+    const std::vector<float> a = random.normals(vocab, 1.5f);
+    std::vector<float> b = a;
+    for (float& x : b) x += 0.1f * random.normals(1)[0];
+    const std::vector<double> p = defined(a, {}), q = defined(b, {});
+    double distance = 0;
+    for (size_t i = 0; i < vocab; ++i) distance += std::fabs(p[i] - q[i]) / 2;
+    constexpr int kDraws = 4000;
+    int same = 0;
+    for (uint64_t i = 0; i < kDraws; ++i) same += fixture.sample(a, {}, 9, i) == fixture.sample(b, {}, 9, i) ? 1 : 0;
+    const double bound = (1 - distance) / (1 + distance);
+    EXPECT_GE(same, kDraws * bound - 5 * std::sqrt(kDraws * bound * (1 - bound))) << "distance " << distance;
+    EXPECT_LT(same, kDraws);
   }
 }
 

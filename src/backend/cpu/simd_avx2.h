@@ -5,6 +5,9 @@
 
 #include <cstdint>
 
+#include "backend/cpu/unroll.h"
+#include "backend/race.h"
+
 // Of the checks that are off here, one does not see that an unnamed namespace gives each source file its own
 // definitions, and the other that indices of a tile and its row sizes are small: no product of two ints gets near 2^31.
 // NOLINTBEGIN(misc-definitions-in-headers,bugprone-implicit-widening-of-multiplication-result)
@@ -171,6 +174,44 @@ inline Vec in_order(Vec even_odd) {
 inline void unpack_dense(const uint8_t* words, Vec w[4]) {
   const auto* h = reinterpret_cast<const uint16_t*>(words);
   for (int k = 0; k < 4; ++k) w[k] = load_f16(h + 16 * k);
+}
+
+// As in simd_scalar.h. Counters lie in the low halves of lanes of 64 bits, where a product's halves are apart.
+struct RoundKeys {
+  __m256i key[kPhiloxRounds];
+  explicit RoundKeys(uint32_t k) {
+    for (auto& of_round : key) {
+      of_round = _mm256_set1_epi64x(k);
+      k += kPhiloxKeyStep;
+    }
+  }
+};
+inline void coarse_bits_of_32(const RoundKeys& keys, uint32_t high, uint32_t four, uint16_t* out) {
+  const __m256i factor = _mm256_set1_epi64x(kPhilox2x32Factor);
+  __m256i c0[2], c1[2];
+  NFP_UNROLL for (int h = 0; h < 2; ++h) {
+    c0[h] = _mm256_add_epi64(_mm256_set1_epi64x(int64_t{four} + 4 * h), _mm256_setr_epi64x(0, 1, 2, 3));
+    c1[h] = _mm256_set1_epi64x(high);
+  }
+  for (const __m256i key : keys.key) {
+    NFP_UNROLL for (int h = 0; h < 2; ++h) {
+      const __m256i product = _mm256_mul_epu32(c0[h], factor);
+      c0[h] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(product, 32), c1[h]), key);
+      c1[h] = product;
+    }
+  }
+  NFP_UNROLL for (int h = 0; h < 2; ++h) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(out + 16 * h),
+                       _mm256_blend_epi32(c0[h], _mm256_slli_epi64(c1[h], 32), 0xaa));
+  }
+}
+inline Vec log2_below(const uint16_t* bits) {
+  const auto of_eight = [](const uint16_t* b) {
+    const __m256i words = _mm256_cvtepu16_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(b)));
+    const __m256i as_integers = _mm256_castps_si256(_mm256_cvtepi32_ps(words));
+    return _mm256_fmsub_ps(_mm256_cvtepi32_ps(as_integers), _mm256_set1_ps(0x1p-23f), _mm256_set1_ps(143.0f));
+  };
+  return {of_eight(bits), of_eight(bits + 8)};
 }
 
 }  // namespace

@@ -11,6 +11,8 @@
 #include <cstdint>
 
 #include "backend/cpu/panel.h"
+#include "backend/cpu/unroll.h"
+#include "backend/race.h"
 
 // Of the checks that are off here, one does not see that an unnamed namespace gives each source file its own
 // definitions, and the other that indices of a tile and its row sizes are small: no product of two ints gets near 2^31.
@@ -399,6 +401,34 @@ inline void store_bf16(uint16_t* out, Vec x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), words);
 }
 #endif
+
+// As in simd_scalar.h. Counters lie in the low halves of lanes of 64 bits, where a product's halves are apart.
+struct RoundKeys {
+  __m512i key[kPhiloxRounds];
+  explicit RoundKeys(uint32_t k) {
+    for (auto& of_round : key) {
+      of_round = _mm512_set1_epi64(k);
+      k += kPhiloxKeyStep;
+    }
+  }
+};
+inline void coarse_bits_of_32(const RoundKeys& keys, uint32_t high, uint32_t four, uint16_t* out) {
+  const __m512i factor = _mm512_set1_epi64(kPhilox2x32Factor);
+  __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64(four), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+  __m512i c1 = _mm512_set1_epi64(high);
+  NFP_UNROLL for (const __m512i key : keys.key) {
+    const __m512i product = _mm512_mul_epu32(c0, factor);
+    c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(product, 32), c1, key, 0x96);  // exclusive or
+    c1 = product;
+  }
+  _mm512_store_si512(out, _mm512_mask_blend_epi32(0xaaaa, c0, _mm512_slli_epi64(c1, 32)));
+}
+inline Vec log2_below(const uint16_t* bits) {
+  const __m256i words = _mm256_load_si256(reinterpret_cast<const __m256i*>(bits));
+  const __m512 whole = _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(words));
+  return _mm512_fmsub_ps(_mm512_cvtepi32_ps(_mm512_castps_si512(whole)), _mm512_set1_ps(0x1p-23f),
+                         _mm512_set1_ps(143.0f));
+}
 
 }  // namespace
 }  // namespace nfp

@@ -2,9 +2,11 @@
 // simd_*.h must equal bit for bit. Included by one translation unit only.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 
+#include "backend/race.h"
 #include "base/float_types.h"
 
 // Of the checks that are off here, one does not see that an unnamed namespace gives each source file its own
@@ -256,6 +258,26 @@ inline void unpack_tile_rows(const uint8_t* upper, uint16_t* words) {
 
 inline void store_bf16(uint16_t* out, Vec x) {
   for (int i = 0; i < 16; ++i) out[i] = fp32_to_bf16(x.v[i]);
+}
+
+// The keys of Philox2x32's rounds (philox.h).
+struct RoundKeys {
+  uint32_t key;
+  explicit RoundKeys(uint32_t k) : key(k) {}
+};
+// The coarse bits of 32 tokens, 4 * four and those after it (race.h).
+inline void coarse_bits_of_32(const RoundKeys& keys, uint32_t high, uint32_t four, uint16_t* out) {
+  for (uint32_t i = 0; i < 8; ++i) {
+    const auto words = coarse_words({keys.key, high}, four + i);
+    for (uint32_t j = 0; j < 4; ++j) out[4 * i + j] = static_cast<uint16_t>(words[j / 2] >> (j % 2 * 16));
+  }
+}
+// A bound below log2(v) of the numbers v in (0, 1) that begin with these bits.
+inline Vec log2_below(const uint16_t* bits) {
+  return each([&](int i) {
+    const auto whole = static_cast<float>(bits[i]);
+    return static_cast<float>(static_cast<int32_t>(std::bit_cast<uint32_t>(whole))) * 0x1p-23f - 143.0f;
+  });
 }
 
 }  // namespace

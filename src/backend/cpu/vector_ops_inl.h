@@ -6,6 +6,7 @@
 #include "backend/cpu/kernel_table.h"
 #include "backend/cpu/math_inl.h"
 #include "backend/cpu/unroll.h"
+#include "backend/race.h"
 
 // Of the checks that are off here, one does not see that an unnamed namespace gives each source file its own
 // definitions, and the other that indices of a tile and its row sizes are small: no product of two ints gets near 2^31.
@@ -14,6 +15,7 @@ namespace nfp {
 namespace {
 
 using cpu::Candidate;
+using cpu::RacePass;
 using cpu::RopeHead;
 
 inline Vec load_tail(const float* p, int64_t left) {
@@ -268,6 +270,40 @@ void exps(const float* x, int32_t n, float maximum, float factor, float* out) {
   for (int32_t i = 0; i < n; i += 16) {
     store_tail(out + i, exp_of(mul(sub(or_minus_infinity(load_tail(x + i, n - i)), m), f)), n - i);
   }
+}
+
+// E of race.h is at least the number v in (0, 1) that it is made of; v is at least what its coarse bits say; and log2(v)
+// is at least what the bits of v read as an integer say (a chord below the curve, by at most 0.09).
+int32_t racers(const RacePass& pass, Candidate* out) {
+  constexpr float kRounding = 1e-3f;  // of what follows, where it is not infinitely more than `latest`
+  const RoundKeys keys(pass.key.key);
+  const Vec m = splat(pass.maximum), f = splat(pass.factor * 1.44269504088896341f);
+  const Vec latest = splat(pass.latest + kRounding), hopeless = splat(pass.latest + kRounding - kLeastLog2OfExponential);
+  int32_t count = 0;
+  for (int32_t i = pass.first; i < pass.end; i += 32) {
+    Vec down[2];  // from the maximum, as a logarithm of weights; NaN for NaN
+    uint32_t are_able = 0;
+    NFP_UNROLL for (int half = 0; half < 2; ++half) {
+      const int32_t left = pass.end - i - 16 * half;
+      if (left <= 0) break;
+      down[half] = mul(sub(m, load_tail(pass.logits + i + 16 * half, left)), f);
+      const uint32_t mask = greater_mask(hopeless, down[half]) & (left < 16 ? (1u << left) - 1u : 0xffffu);
+      are_able |= mask << (16 * half);
+    }
+    if (are_able == 0) continue;
+    alignas(64) uint16_t bits[32];
+    coarse_bits_of_32(keys, pass.key.high, static_cast<uint32_t>(i) / 4, bits);
+    NFP_UNROLL for (int half = 0; half < 2; ++half) {
+      uint32_t mask = are_able >> (16 * half) & 0xffffu;
+      if (mask == 0) continue;
+      mask &= greater_mask(latest, add(down[half], log2_below(bits + 16 * half)));
+      for (; mask != 0; mask &= mask - 1) {
+        const int32_t id = i + 16 * half + __builtin_ctz(mask);
+        out[count++] = {pass.logits[id], id};
+      }
+    }
+  }
+  return count;
 }
 
 int32_t at_least(const float* x, int32_t n, float threshold, Candidate* out, int32_t capacity) {

@@ -30,7 +30,10 @@ __device__ __forceinline__ bool is_finite_key(uint32_t key) {
 }
 // NaN for NaN and padding.
 __device__ __forceinline__ float logit_of(uint32_t key) {
-  return __uint_as_float((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key);
+  // key ^ ~(sign & 0x7fffffff) in one operation, which compilers do not find.
+  uint32_t bits;
+  asm("lop3.b32 %0, %1, %2, 0x7fffffff, 0x87;" : "=r"(bits) : "r"(key), "r"(static_cast<int32_t>(key) >> 31));
+  return __uint_as_float(bits);
 }
 
 // What a warp tells the cluster.
@@ -46,23 +49,19 @@ struct Kept {
   uint32_t ties = kAll;
 };
 
-// Keys from `low` on are enough to reach what is wanted, a number of tokens or their weight; keys from `high` on are
-// not; how many they are and what they weigh. `ties` as in Kept, of the key `low`. `mine`: how many of them this warp
-// has, and what its own weigh.
+// Keys from `low` on are enough to be as many tokens as are wanted; keys from `high` on are not; how many they are.
+// `ties` as in Kept, of the key `low`. `mine`: how many of them this warp has.
 struct Bracket {
   static constexpr uint32_t kUnknown = 0xffffffffu;
   uint32_t low, high;
   uint32_t count_low, count_high;
-  double weight_low, weight_high;
   uint32_t ties;
   uint32_t mine_low, mine_high;
   uint32_t best;  // the row's
-  double wanted;
-  double mine_weight_high;
+  uint32_t wanted;
   // Up to the best.
-  __device__ static Bracket of(double wanted, uint32_t low, uint32_t best, uint32_t count, double weight,
-                               uint32_t ties = Kept::kAll) {
-    return {low, best + 1, count, 0, weight, 0.0, ties, kUnknown, 0, best, wanted, 0.0};
+  __device__ static Bracket of(uint32_t wanted, uint32_t low, uint32_t best, uint32_t count) {
+    return {low, best + 1, count, 0, Kept::kAll, kUnknown, 0, best, wanted};
   }
   __device__ bool is_closed() const { return high - low <= 1; }
   __device__ bool fits_list() const { return count_low <= kListSize; }
@@ -104,37 +103,32 @@ __device__ __forceinline__ double warp_sum(double v) {
   return v;
 }
 
-// The warp of the cluster where the running sum of the warps, sum(i) of kTold a lane, passes what is wanted: a share of
-// all of it and a number.
+// The warp of the cluster where the running sum of the warps, sum(i) of kTold a lane, passes a number.
 struct Passed {
   uint32_t warp = 0xffffffffu;
-  double left = 0;    // for that warp
-  uint32_t last = 0;  // that has any
+  double left = 0;  // for that warp
   __device__ bool is_passed() const { return warp != 0xffffffffu; }
 };
 template <typename F>
-__device__ __forceinline__ Passed where_passed(const F& sum, double share, double number, uint32_t lane) {
+__device__ __forceinline__ Passed where_passed(const F& sum, double number, uint32_t lane) {
   double of_lane = 0;
 #pragma unroll
   for (uint32_t i = 0; i < kTold; ++i) of_lane += sum(i);
   const double until = warp_scan(of_lane, lane);
-  const double wanted = share * __shfl_sync(0xffffffffu, until, 31) + number;
   Passed p;
   double before = __shfl_up_sync(0xffffffffu, until, 1);
   if (lane == 0) before = 0;
 #pragma unroll
   for (uint32_t i = 0; i < kTold; ++i) {
     const double of_warp = sum(i);
-    if (of_warp > 0) p.last = lane * kTold + i;
-    if (!p.is_passed() && of_warp > 0 && before + of_warp > wanted) {
+    if (!p.is_passed() && of_warp > 0 && before + of_warp > number) {
       p.warp = lane * kTold + i;
-      p.left = wanted - before;
+      p.left = number - before;
     }
     before += of_warp;
   }
   p.warp = __reduce_min_sync(0xffffffffu, p.warp);
   p.left = __shfl_sync(0xffffffffu, p.left, (p.is_passed() ? p.warp / kTold : 0) & 31);
-  p.last = __reduce_max_sync(0xffffffffu, p.last);
   return p;
 }
 
@@ -220,14 +214,15 @@ struct ClusterRow {
   __device__ __forceinline__ double add_up_parts() {
     static_assert(kCount <= kMaxValues);
     __syncthreads();
-    if (threadIdx.x < kCount * blocks) {
-      const uint32_t n = threadIdx.x / blocks;
+    const uint32_t thread = ptx::read_thread();  // or it is divided beforehand and kept
+    if (thread < kCount * blocks) {
+      const uint32_t n = thread / blocks;
       double four[4] = {};  // four short chains of additions, not a long one
 #pragma unroll
       for (int w = 0; w < kSampleWarps; ++w)
         four[w % 4] += __longlong_as_double(static_cast<int64_t>(shared.parts[w][n]));
       const double sum = (four[0] + four[1]) + (four[2] + four[3]);
-      send(threadIdx.x % blocks, &shared.mail[half()][rank()][n], static_cast<uint64_t>(__double_as_longlong(sum)));
+      send(thread % blocks, &shared.mail[half()][rank()][n], static_cast<uint64_t>(__double_as_longlong(sum)));
     }
     const auto* mail = shared.mail[half()];
     expect(kCount * blocks * sizeof(uint64_t));
@@ -290,10 +285,11 @@ struct ClusterRow {
   }
 };
 
-__device__ __forceinline__ ClusterRow make_row(RowShared& shared, const RowCut& cut, int32_t vocab) {
-  return {shared,          reinterpret_cast<uint32_t*>(&shared + 1), vocab,
-          cut.segment,     static_cast<uint32_t>(cut.blocks),        threadIdx.x / 32,
-          threadIdx.x % 32};
+__device__ __forceinline__ ClusterRow make_row(RowShared& shared, const RowCut& cut, int32_t vocab,
+                                                uint32_t exchanges = 0) {
+  const uint32_t thread = ptx::read_thread();  // made again after a call, nothing of a row is in registers meanwhile
+  return {shared,      reinterpret_cast<uint32_t*>(&shared + 1), vocab,       cut.segment, static_cast<uint32_t>(cut.blocks),
+          thread / 32, thread % 32,                              exchanges};
 }
 
 }  // namespace nfp::cuda

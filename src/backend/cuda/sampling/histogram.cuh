@@ -1,4 +1,4 @@
-// Where a row's tokens reach a number or a weight, in one pass: they are counted by how far they are below the largest.
+// Where a row's tokens reach a number, in one pass: they are counted by how far they are below the largest.
 #pragma once
 
 #include <cstdint>
@@ -28,13 +28,12 @@ __device__ __forceinline__ uint32_t first_key(uint32_t low, uint32_t high, uint3
   return high;
 }
 
-// Bins of equal width down from the largest logit, `depth` times `scale` in all; the last has whatever is further down.
+// Bins of equal width down from the largest logit, kDepth in all; the last has whatever is further down.
 class Bins {
  public:
-  __device__ Bins(float largest, float scale, float depth, uint32_t blocks)
+  __device__ Bins(float largest, uint32_t blocks)
       : largest_(largest),
-        rate_(static_cast<float>(kBinsPerBlock * blocks) / (depth * scale)),
-        depth_(depth),
+        rate_(static_cast<float>(kBinsPerBlock * blocks) / kDepth),
         count_(static_cast<int32_t>(kBinsPerBlock * blocks)) {}
   __device__ int32_t count() const { return count_; }
   // Otherwise numbers round to too few bins.
@@ -56,23 +55,17 @@ class Bins {
     if (in != 0 && (in & 1u) == 0) return min(from + static_cast<uint32_t>(__ffs(static_cast<int>(in))) - 1, best + 1);
     return first_key(kMinusInfinityKey, best + 1, lane, is_in);
   }
-  // About what a token in it weighs, of the largest's weight, where `scale` was the temperature.
-  __device__ float weight(int32_t bin) const {
-    const float down = static_cast<float>(bin) + __fmaf_rn(largest_, rate_, kZero - zero());  // from the largest
-    return exp2f(down * (-1.442695041f * depth_) / static_cast<float>(count_));
-  }
 
  private:
+  static constexpr float kDepth = 16.0f;
   static constexpr float kZero = 8388608.0f;  // 2^23: integers from here on
   __device__ float zero() const { return __fmaf_rn(largest_, rate_, kZero); }
 
-  float largest_, rate_, depth_;
+  float largest_, rate_;
   int32_t count_;
 };
 
-// The bin with which the tokens below the bracket are as many as it lacks or, kWeighs, weigh as much: nearly, since a
-// bin's tokens are taken to weigh the same. The last bin where all do not.
-template <bool kWeighs>
+// The bin with which the tokens below the bracket are as many as it lacks, or the last.
 __device__ __forceinline__ int32_t bin_of(ClusterRow& row, const Bins& bins) {
   auto* count = reinterpret_cast<uint32_t*>(row.shared.sorted);
   const auto* from = reinterpret_cast<const uint32_t(*)[kBinsPerBlock]>(row.shared.list);
@@ -100,16 +93,14 @@ __device__ __forceinline__ int32_t bin_of(ClusterRow& row, const Bins& bins) {
   uint32_t tokens = 0;
   if (place < kBinsPerBlock)
     for (uint32_t b = 0; b < row.blocks; ++b) tokens += from[b][place];
-  const float value = static_cast<float>(tokens) * (kWeighs ? bins.weight(bin) : 1.0f);
-  const float until = warp_scan(value, row.lane);
+  const float until = warp_scan(static_cast<float>(tokens), row.lane);
   const Told* told = row.tell(0, static_cast<double>(__shfl_sync(0xffffffffu, until, 31)));
   const auto of_warp = [&](uint32_t i) {
     const uint32_t at = row.lane * kTold + i;
     return at < row.warps() ? told[at].sum : 0.0;
   };
-  const double wanted =  // to pass
-      kWeighs ? bracket.wanted - bracket.weight_high : bracket.wanted - bracket.count_high - 0.5;
-  const Passed passed = where_passed(of_warp, 0.0, wanted, row.lane);
+  const double to_pass = static_cast<double>(bracket.wanted - bracket.count_high) - 0.5;
+  const Passed passed = where_passed(of_warp, to_pass, row.lane);
   const uint32_t lanes = __ballot_sync(0xffffffffu, static_cast<double>(until) > passed.left);
   const auto found = static_cast<uint32_t>(bin) - row.lane + (lanes != 0 ? __ffs(static_cast<int>(lanes)) - 1u : 31u);
   told = row.tell(found);  // of which one counts

@@ -9,7 +9,7 @@
 #include "backend/cpu/sampler.h"
 #include "backend/cuda/sampling/sampling.h"
 #include "backend/cuda/testing/device.h"
-#include "backend/philox.h"
+#include "backend/race.h"
 
 namespace nfp::cuda {
 namespace {
@@ -295,22 +295,17 @@ bool may_be_drawn(const Batch& b, int32_t r, const cpu::CpuTokenHistory& history
            x[static_cast<size_t>(order[low - 1])] != x[static_cast<size_t>(order[0])])
       --low;
   }
-  const double u = uniform(s.seed, s.draw);
-  for (size_t kept = low; kept <= high; kept += std::max<size_t>(1, (high - low) / 16)) {
-    std::vector<bool> is_kept(x.size(), false);
-    double total = 0, before = 0;
-    for (size_t i = 0; i < kept; ++i) {
-      is_kept[static_cast<size_t>(order[i])] = true;
-      total += w[static_cast<size_t>(order[i])];
-    }
-    if (!is_kept[static_cast<size_t>(token)]) continue;
-    for (int32_t i = 0; i < token; ++i) before += is_kept[static_cast<size_t>(i)] ? w[static_cast<size_t>(i)] : 0.0;
-    if (u * total >= before - slack * total && u * total <= before + w[static_cast<size_t>(token)] + slack * total)
-      return true;
-    why += fmt::format(" kept {} of {}..{}: u {} but token {} has [{}, {})", kept, low, high, u, token, before / total,
-                       (before + w[static_cast<size_t>(token)]) / total);
+  // Whoever arrives first of so many that are kept.
+  double earliest = std::numeric_limits<double>::infinity(), own = earliest;
+  for (size_t kept = 1; kept <= high; ++kept) {
+    const int32_t id = order[kept - 1];
+    const uint32_t word = race_word(race_key(s.seed, s.draw), id);
+    const double arrival = arrival_of(word, x[static_cast<size_t>(id)], static_cast<float>(maximum), 1.0f / s.temperature);
+    earliest = std::min(earliest, arrival);
+    if (id == token) own = arrival;
+    if (kept >= low && own <= earliest * (1 + slack)) return true;
   }
-  if (why.empty()) why = fmt::format(" token {} is not among the {} kept", token, high);
+  why = fmt::format(" of {}..{} kept one arrives at {}, and token {} at {}", low, high, earliest, token, own);
   return false;
 }
 

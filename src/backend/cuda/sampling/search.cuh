@@ -1,26 +1,23 @@
-// Which tokens a limit keeps. A bound that the warps' largest logits give leaves few tokens of most rows, which are
+// Which tokens top-k keeps. A bound that the warps' largest logits give leaves few tokens of most rows, which are
 // collected in one block's list. In other rows a histogram, and a search over thresholds where that does not do, finds
-// the largest key from which on there are enough tokens (top-k) or enough weight (top-p), until the keys that it may be
-// are few enough for that list.
+// the largest key from which on there are enough tokens, until the keys that it may be are few enough for that list.
 #pragma once
 
 #include <cstdint>
 
 #include "backend/cuda/sampling/cluster_row.cuh"
 #include "backend/cuda/sampling/histogram.cuh"
+#include "backend/cuda/sampling/race.cuh"
 #include "backend/cuda/sampling/weigh.cuh"
 
 namespace nfp::cuda {
 
 inline constexpr int kThresholds = 4;  // of a pass that searches
 
-// Counts, and weighs if kWeighs, the keys from each of the ascending thresholds on up to `end`, which is above all.
-// Part t is a count, part kCount + t a weight.
-template <bool kWeighs, int kCount>
-__device__ __forceinline__ double measure(ClusterRow& row, uint32_t end, const uint32_t (&threshold)[kCount],
-                                          const Weigh& weigh) {
+// Counts the keys from each of the ascending thresholds on up to `end`, which is above all: part t.
+template <int kCount>
+__device__ __forceinline__ double measure(ClusterRow& row, uint32_t end, const uint32_t (&threshold)[kCount]) {
   uint32_t count[kCount] = {};
-  float part[kCount] = {};
   row.for_each_four([&](const uint4& four, int32_t) {
     uint32_t key[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
@@ -28,23 +25,13 @@ __device__ __forceinline__ double measure(ClusterRow& row, uint32_t end, const u
     if (max(max(key[0], key[1]), max(key[2], key[3])) < threshold[0]) return;
 #pragma unroll
     for (const uint32_t k : key) {
-      float w = 0.0f;
-      if constexpr (kWeighs) w = weigh(k);
 #pragma unroll
-      for (int t = 0; t < kCount; ++t) {
-        const bool is_in = k >= threshold[t];
-        count[t] += is_in ? 1 : 0;
-        if constexpr (kWeighs) part[t] += is_in ? w : 0.0f;
-      }
+      for (int t = 0; t < kCount; ++t) count[t] += k >= threshold[t] ? 1 : 0;
     }
   });
 #pragma unroll
-  for (int t = 0; t < kCount; ++t) {
-    row.set_part(t, __reduce_add_sync(0xffffffffu, count[t]));
-    if constexpr (kWeighs) row.set_part(kCount + t, warp_sum(static_cast<double>(part[t])));
-  }
-  constexpr int kParts = kWeighs ? 2 * kCount : kCount;
-  return row.add_up_parts<kParts>();
+  for (int t = 0; t < kCount; ++t) row.set_part(t, __reduce_add_sync(0xffffffffu, count[t]));
+  return row.add_up_parts<kCount>();
 }
 
 __device__ __forceinline__ uint32_t key_between(float low, float high, float part) {  // 0: high
@@ -54,18 +41,16 @@ __device__ __forceinline__ uint32_t key_between(float low, float high, float par
 // Thresholds for a pass. The bracket is cut between its logits, around where the goal would be if tokens lay evenly
 // and, every other time, evenly; and where that settles nothing between its keys. One that is open below is cut at
 // distances from its upper end, and is not open afterwards.
-template <bool kWeighs>
-__device__ __forceinline__ void choose_thresholds(const Bracket& b, int pass, float scale,
-                                                  uint32_t (&threshold)[kThresholds]) {
+__device__ __forceinline__ void choose_thresholds(const Bracket& b, int pass, uint32_t (&threshold)[kThresholds]) {
   constexpr int kPassesByLogit = 8;
   const float around[kThresholds] = {0.15f, 0.03f, -0.03f, -0.15f}, below[kThresholds] = {0.0f, 512.0f, 32.0f, 2.0f};
-  const double of_low = kWeighs ? b.weight_low : b.count_low, of_high = kWeighs ? b.weight_high : b.count_high;
-  const float down = static_cast<float>(b.wanted - of_high) / static_cast<float>(of_low - of_high);  // as if even
+  const float down =  // as if even
+      static_cast<float>(b.wanted - b.count_high) / static_cast<float>(b.count_low - b.count_high);
   const float low = logit_of(b.low), high = logit_of(b.high - 1);
 #pragma unroll
   for (int t = 0; t < kThresholds; ++t) {
     if (b.low <= kMinusInfinityKey) {
-      threshold[t] = t == 0 ? kLowestKey : key_of(high - below[t] * scale);
+      threshold[t] = t == 0 ? kLowestKey : key_of(high - below[t]);
     } else if (pass < kPassesByLogit) {
       threshold[t] = key_between(
           low, high, pass % 2 == 1 ? down + around[t] : static_cast<float>(kThresholds - t) / (kThresholds + 1));
@@ -76,70 +61,53 @@ __device__ __forceinline__ void choose_thresholds(const Bracket& b, int pass, fl
   }
 }
 
-// How far below the largest logit the goal of a bracket that is open below may be, in units of the temperature. Of all
-// tokens the lightest that together do not weigh what is not wanted are never kept, so none is that is lighter than a
-// share of it (kWeighs; numbers of tokens tell nothing of weights).
-template <bool kWeighs>
-__device__ __forceinline__ float depth_of(const Bracket& b) {
-  constexpr float kMost = 16.0f, kLeast = 0.25f;  // e^-16 of the largest; rounding
-  const double share = (b.weight_low - b.wanted) / b.count_low;
-  return kWeighs && share > 0 ? fminf(fmaxf(-1.01f * logf(static_cast<float>(share)), kLeast), kMost) : kMost;
-}
-
 // The ends of the histogram's bin that has the goal of a bracket that is open below, as keys; both 0 if it is further
 // down than there are bins. A call, since its callers have no registers left for it; so it takes the row in parts.
 struct BinEnds {
   uint32_t key[2];
   uint32_t exchanges;
 };
-template <bool kWeighs>
-__device__ __noinline__ BinEnds ends_of_bin(RowShared& shared, RowCut shape, uint32_t exchanges, float scale) {
-  ClusterRow row = make_row(shared, shape, 0);
-  row.exchanges = exchanges;
+__device__ __noinline__ BinEnds ends_of_bin(RowShared& shared, RowCut shape, uint32_t exchanges) {
+  ClusterRow row = make_row(shared, shape, 0, exchanges);
   const Bracket b = row.bracket();
-  const Bins bins{logit_of(b.best), scale, depth_of<kWeighs>(b), row.blocks};
+  const Bins bins{logit_of(b.best), row.blocks};
   if (!bins.are_distinct()) return {{0, 0}, row.exchanges};
-  const int32_t found = bin_of<kWeighs>(row, bins);
+  const int32_t found = bin_of(row, bins);
   if (found >= bins.count() - 1) return {{0, 0}, row.exchanges};
   return {{bins.first_key_of(found, b.best, row.lane), bins.first_key_of(found - 1, b.best, row.lane)}, row.exchanges};
 }
 
 // Narrows the row's bracket by what is measured at ascending thresholds, which are moved into it. One lane judges each.
-template <bool kWeighs, int kCount>
-__device__ __forceinline__ void cut(ClusterRow& row, const Weigh& weigh, uint32_t (&threshold)[kCount]) {
+template <int kCount>
+__device__ __forceinline__ void cut(ClusterRow& row, uint32_t (&threshold)[kCount]) {
   {
     const Bracket b = row.bracket();
 #pragma unroll
     for (uint32_t& key : threshold) key = min(max(key, b.low), b.high - 1);
   }
-  const double sums = measure<kWeighs>(row, row.bracket().high, threshold, weigh);
+  const double sums = measure(row, row.bracket().high, threshold);
   Bracket& b = row.shared.bracket[ptx::read_thread() / 32];
   uint32_t key = threshold[0];
 #pragma unroll
   for (uint32_t t = 1; t < kCount; ++t) key = row.lane == t ? threshold[t] : key;
-  const auto all_from = [&](int t) { return row.sum_of(sums, kWeighs ? kCount + t : t); };
-  const double reached = all_from(static_cast<int>(row.lane) % kCount) + (kWeighs ? b.weight_high : b.count_high);
+  const double reached = row.sum_of(sums, static_cast<int>(row.lane) % kCount) + b.count_high;
   const bool is_enough = key <= b.low || reached >= b.wanted;
   const uint32_t short_of = __ballot_sync(0xffffffffu, row.lane >= kCount || !is_enough);
   const int upper = __ffs(static_cast<int>(short_of)) - 1, lower = upper - 1;  // thresholds: the first that is not
   const uint32_t high = __shfl_sync(0xffffffffu, key, upper), low = __shfl_sync(0xffffffffu, key, lower & 31);
   const auto count_low = static_cast<uint32_t>(row.sum_of(sums, lower & 31)),
              count_high = static_cast<uint32_t>(row.sum_of(sums, upper));
-  const double weight_low = kWeighs ? all_from(lower & 15) : 0.0, weight_high = kWeighs ? all_from(upper) : 0.0;
   if (row.lane == 0) {
     if (lower >= 0 && low > b.low) {
       b.low = low;
       b.count_low = count_low + b.count_high;
-      b.weight_low = weight_low + b.weight_high;
       b.mine_low = static_cast<uint32_t>(row.part(lower)) + b.mine_high;
       b.ties = Kept::kAll;
     }
     if (upper < kCount) {
       b.high = high;
       b.count_high += count_high;
-      b.weight_high += weight_high;
       b.mine_high += static_cast<uint32_t>(row.part(upper));
-      if constexpr (kWeighs) b.mine_weight_high += row.part(kCount + upper);
     }
   }
   __syncwarp();
@@ -147,25 +115,15 @@ __device__ __forceinline__ void cut(ClusterRow& row, const Weigh& weigh, uint32_
 
 // Narrows the row's bracket, pass by pass, until it is closed or what may be its goal's key fits into a list; returns
 // the exchanges so far. A call, as ends_of_bin() is.
-template <bool kWeighs>
-__device__ __noinline__ uint32_t search(RowShared& shared, RowCut shape, uint32_t exchanges, const Weigh weigh,
-                                        float scale) {
-  ClusterRow row = make_row(shared, shape, 0);
-  row.exchanges = exchanges;
+__device__ __noinline__ uint32_t search(RowShared& shared, RowCut shape, uint32_t exchanges) {
+  ClusterRow row = make_row(shared, shape, 0, exchanges);
   for (int pass = 0;; ++pass) {
     const Bracket b = row.bracket();
     if (b.is_closed() || b.is_narrow()) return row.exchanges;
     uint32_t threshold[kThresholds];
-    choose_thresholds<kWeighs>(b, pass, scale, threshold);
-    cut<kWeighs>(row, weigh, threshold);
+    choose_thresholds(b, pass, threshold);
+    cut(row, threshold);
   }
-}
-
-// What a closed bracket keeps of the tokens that have its key, to reach a weight; `most` of them at most.
-__device__ __forceinline__ uint32_t ties_for(const Bracket& b, double most, const Weigh& weigh) {
-  const double each = weigh(b.low);
-  const double more = each > 0 ? ceil((b.wanted - b.weight_high) / each) : 1.0;
-  return static_cast<uint32_t>(fmin(fmax(more, 1.0), most));
 }
 
 // How many of n keys are before the one at `at`, the larger ones and earlier ones like it: found by the kThreads
@@ -200,14 +158,12 @@ __device__ __forceinline__ uint32_t nth_largest(const ClusterRow& row, const Tol
 // What a warp has of the keys between two: those of `kept`, and all with its key, that are below `end`.
 struct Counted {
   uint32_t above = 0, equal = 0;
-  double weight = 0;
   __device__ uint64_t word(uint32_t low_half = 0) const {
     return uint64_t{above} << 48 | uint64_t{equal} << 32 | low_half;
   }
 };
 inline constexpr uint32_t kAnyKey = 0xffffffffu;  // above all
-__device__ __forceinline__ Counted count_kept(const ClusterRow& row, const Kept& kept, uint32_t end,
-                                              const Weigh& weigh) {
+__device__ __forceinline__ Counted count_kept(const ClusterRow& row, const Kept& kept, uint32_t end) {
   Counted c;
   if (!row.reaches(kept.key)) return c;
   row.for_each_four([&](const uint4& four, int32_t) {
@@ -217,12 +173,10 @@ __device__ __forceinline__ Counted count_kept(const ClusterRow& row, const Kept&
       if (key[j] < kept.key || key[j] >= end) continue;
       c.above += key[j] > kept.key ? 1 : 0;
       c.equal += key[j] == kept.key ? 1 : 0;
-      c.weight += static_cast<double>(weigh(key[j]));
     }
   });
   c.above = __reduce_add_sync(0xffffffffu, c.above);
   c.equal = __reduce_add_sync(0xffffffffu, c.equal);
-  c.weight = warp_sum(c.weight);
   return c;
 }
 
@@ -256,11 +210,9 @@ __device__ __forceinline__ Candidates sum_up(const ClusterRow& row, const Told* 
   return c;
 }
 
-__device__ __forceinline__ Candidates count(ClusterRow& row, const Kept& kept, const Weigh& weigh,
-                                            uint32_t end = kAnyKey) {
-  const Counted c = count_kept(row, kept, end, weigh);
-  row.set_part(0, c.weight);
-  Candidates all = sum_up(row, row.tell(c.word(), c.weight), kept.ties);
+__device__ __forceinline__ Candidates count(ClusterRow& row, const Kept& kept, uint32_t end = kAnyKey) {
+  const Counted c = count_kept(row, kept, end);
+  Candidates all = sum_up(row, row.tell(c.word()), kept.ties);
   all.mine = c.above + c.equal;
   return all;
 }
@@ -379,20 +331,16 @@ __device__ __forceinline__ int lowest_of(RowShared& shared, int value) {
 }
 
 // What the searched bracket keeps to reach its goal, exactly.
-template <bool kWeighs>
-__device__ __forceinline__ Kept settle(ClusterRow& row, const Weigh& weigh) {
+__device__ __forceinline__ Kept settle(ClusterRow& row) {
   Bracket b = row.bracket();
-  if (b.is_closed()) {
-    const uint32_t most = min(b.count_low - b.count_high, b.ties);
-    return {b.low, kWeighs ? ties_for(b, most, weigh) : static_cast<uint32_t>(b.wanted) - b.count_high};
-  }
+  if (b.is_closed()) return {b.low, b.wanted - b.count_high};
   Kept inside{b.low, b.ties};
   Candidates candidates;
   if (b.ties == Kept::kAll && b.mine_low != Bracket::kUnknown) {
     inside = {b.low - 1, 0};  // those above it
     candidates = sum_up(row, row.tell(Counted{b.mine_low - b.mine_high}.word()), inside.ties);
   } else {
-    candidates = count(row, inside, weigh, b.high);
+    candidates = count(row, inside, b.high);
   }
   const int n = collect(row, inside, b.high, candidates);
   uint64_t kept = 0;  // as a word
@@ -402,17 +350,7 @@ __device__ __forceinline__ Kept settle(ClusterRow& row, const Weigh& weigh) {
     const int t = static_cast<int>(ptx::read_thread());
     const auto sorted_key = [&](int i) { return static_cast<uint32_t>(row.shared.sorted[i] >> 32); };
     const auto is_there = [&](int i) { return i < n; };
-    int last = static_cast<int>(b.wanted) - static_cast<int>(b.count_high) - 1;
-    if (kWeighs) {
-      const double w0 = is_there(2 * t) ? weigh(sorted_key(2 * t)) : 0.0f;  // as the rest was weighed
-      const double w1 = is_there(2 * t + 1) ? weigh(sorted_key(2 * t + 1)) : 0.0f;
-      const PairScan until = scan_pairs(row.shared, w0, w1, row.warp, row.lane);
-      const double wanted = b.wanted - b.weight_high;
-      last = lowest_of(row.shared, is_there(2 * t) && until.first >= wanted        ? 2 * t
-                                   : is_there(2 * t + 1) && until.second >= wanted ? 2 * t + 1
-                                                                                   : INT32_MAX);
-    }
-    last = max(0, min(last, n - 1));  // n - 1: rounding
+    const int last = min(static_cast<int>(b.wanted - b.count_high), n) - 1;
     const uint32_t key = sorted_key(last);
     const int first = lowest_of(row.shared, is_there(2 * t) && sorted_key(2 * t) == key           ? 2 * t
                                             : is_there(2 * t + 1) && sorted_key(2 * t + 1) == key ? 2 * t + 1
@@ -425,68 +363,68 @@ __device__ __forceinline__ Kept settle(ClusterRow& row, const Weigh& weigh) {
 }
 
 // What the row's bracket keeps to reach its goal; true if it is a little more, which makes a list.
-template <bool kWeighs>
-__device__ __forceinline__ bool narrow(ClusterRow& row, const Weigh& weigh, float scale, Kept& kept) {
+__device__ __forceinline__ bool narrow(ClusterRow& row, Kept& kept) {
   const RowCut shape{static_cast<int>(row.blocks), row.segment};
   if (row.bracket().low <= kMinusInfinityKey && !row.bracket().is_closed() && !row.bracket().is_narrow()) {
-    BinEnds ends = ends_of_bin<kWeighs>(row.shared, shape, row.exchanges, scale);
+    BinEnds ends = ends_of_bin(row.shared, shape, row.exchanges);
     row.exchanges = ends.exchanges;
-    if (ends.key[0] != 0) cut<kWeighs>(row, weigh, ends.key);
+    if (ends.key[0] != 0) cut(row, ends.key);
   }
-  row.exchanges = search<kWeighs>(row.shared, shape, row.exchanges, weigh, scale);
+  row.exchanges = search(row.shared, shape, row.exchanges);
   const Bracket b = row.bracket();
-  kept = b.fits_list() ? Kept{b.low, b.ties} : settle<kWeighs>(row, weigh);
+  kept = b.fits_list() ? Kept{b.low, b.ties} : settle(row);
   return row.bracket().fits_list();
 }
 
-// Limits that act on a list, and the draw.
-struct ListLimits {
-  int top_k;      // at most so many
-  bool of_list;   // share counts from the weight of the kept list, not of all
-  double share;   // top-p, 1 = off
-  double target;  // weight wanted where the list does not decide it (not of_list)
-  float min_p;    // 0 = off
-};
-__device__ __forceinline__ int32_t draw_from_list(RowShared& shared, int n, const ListLimits& limits,
-                                                  const Weigh& weigh, double u, uint32_t warp, uint32_t lane) {
+// Limits that act on the list of the likeliest, and the draw.
+__device__ __noinline__ int32_t draw_from_list(RowShared& shared, int n, const Weigh weigh, uint32_t warp,
+                                                  uint32_t lane) {
   sort_list(shared, n);
+  const SamplingRow& s = shared.row;
   const int t = static_cast<int>(ptx::read_thread());
-  int kept = min(n, limits.top_k);
+  int kept = min(n, s.top_k);
   const auto sorted_key = [&](int i) { return static_cast<uint32_t>(shared.sorted[i] >> 32); };
   const double w0 = 2 * t < kept ? weigh.exact(sorted_key(2 * t)) : 0.0;
   const double w1 = 2 * t + 1 < kept ? weigh.exact(sorted_key(2 * t + 1)) : 0.0;
-  if (limits.share < 1.0) {
+  if (s.top_p < 1.0f) {
     const PairScan until = scan_pairs(shared, w0, w1, warp, lane);
-    const double target = limits.of_list ? limits.share * until.total : limits.target;
+    const double target = static_cast<double>(s.top_p) * until.total;
     const int reached = 2 * t < kept && until.first >= target        ? 2 * t
                         : 2 * t + 1 < kept && until.second >= target ? 2 * t + 1
                                                                      : INT32_MAX;
     const int last = lowest_of(shared, reached);
     if (last < kept) kept = last + 1;
   }
-  if (limits.min_p > 0.0f) {
+  if (s.min_p > 0.0f) {
+    const uint32_t best = sorted_key(0);
     const auto is_cut = [&](int i, double w) {
-      return i < kept && sorted_key(i) != shared.best && w < static_cast<double>(limits.min_p);
+      return i < kept && sorted_key(i) != best && w < static_cast<double>(s.min_p);
     };
     const int cut = lowest_of(shared, is_cut(2 * t, w0) ? 2 * t : is_cut(2 * t + 1, w1) ? 2 * t + 1 : INT32_MAX);
     kept = max(1, min(kept, cut));
   }
-  // Whoever is not less likely than the last, in order of id.
+  // Whoever is not less likely than the last.
   const uint64_t last = shared.sorted[kept - 1];
-  const auto weight_at = [&](int i) {
-    if (i >= n) return 0.0;
-    const uint64_t entry = uint64_t{shared.list_key(i)} << 32 | ~static_cast<uint32_t>(i);
-    return entry >= last ? weigh.exact(shared.list_key(i)) : 0.0;
-  };
-  const double a = weight_at(2 * t), b = weight_at(2 * t + 1);
-  const PairScan until = scan_pairs(shared, a, b, warp, lane);
-  const double wanted = u * until.total;
-  const int crossed = a > 0 && until.first > wanted ? 2 * t : b > 0 && until.second > wanted ? 2 * t + 1 : INT32_MAX;
-  int chosen = lowest_of(shared, crossed);
-  if (chosen == INT32_MAX) {  // rounding: the last with a weight
-    chosen = -lowest_of(shared, b > 0 ? -(2 * t + 1) : a > 0 ? -2 * t : 0);
+  const RaceKey race = race_key(s.seed, s.draw);
+  Runner mine;
+#pragma unroll 1
+  for (int i = 2 * t; i < min(2 * t + 2, n); ++i) {
+    const uint32_t key = shared.list_key(i);
+    if ((uint64_t{key} << 32 | ~static_cast<uint32_t>(i)) < last) continue;
+    const int32_t id = shared.list_id(i);
+    const double arrival = arrival_of(race_word(race, id), logit_of(key), weigh.maximum, weigh.factor);
+    if (arrival < mine.arrival) mine = {arrival, key, id};
   }
-  return shared.list_id(chosen);
+  mine = first_of_warp(mine);
+  __syncthreads();
+  if (lane == 0) {
+    shared.scan[warp] = mine.arrival;
+    shared.parts[warp][0] = static_cast<uint32_t>(mine.id);
+  }
+  __syncthreads();
+  Runner winner;
+  if (lane < kSampleWarps) winner = {shared.scan[lane], 0, static_cast<int32_t>(shared.parts[lane][0])};
+  return first_of_warp(winner).id;
 }
 
 }  // namespace nfp::cuda

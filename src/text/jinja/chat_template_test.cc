@@ -217,7 +217,13 @@ TEST(ChatTemplateLimits, EndHostileTemplates) {
         "{{ [1, 2] | tojson(indent=99999999999) }}", "{{ ('a' * 1000000).replace('a', 'b' * 1000) }}",
         "{{ 'a' | indent(99999999999, true) }}", "{{ range(100000) | reverse | sort }}",
         "{% set a = 'a' * 3000000 %}{% for i in range(100000) %}{{ '' if (a ~ 'b') in a }}{% endfor %}",
-        "{% set a = 'a' * 300000 %}{% for i in range(100000) %}{{ (a ~ a).find('ab' ~ a) }}{% endfor %}"}) {
+        "{% set a = 'a' * 300000 %}{% for i in range(100000) %}{{ (a ~ a).find('ab' ~ a) }}{% endfor %}",
+        "{% set a = ' ' * 100000 %}{% for i in range(20000) %}{{ a | int }}{% endfor %}",
+        "{% set a = ' ' * 100000 %}{% for i in range(20000) %}{{ [] | tojson(indent=a) }}{% endfor %}",
+        "{% set a = ' ' * 100000 %}{% for i in range(20000) %}{{ [] | tojson(separators=(a, a)) }}{% endfor %}",
+        "{% set a = 'é' * 3000 %}{% for i in range(5000) %}{{ '' if a.strip('àáâãäåæçèêëìíîïðñòóôõöøùúûüé') }}{% endfor %}",
+        "{% set ns = namespace(x=range(1000) | list) %}{% for i in range(500) %}{% set ns.x = [ns.x] %}{% endfor %}"
+        "{% for i in range(200) %}{{ '' if ns.x | tojson(indent='') }}{% endfor %}"}) {
     ChatTemplateInput input = with(ordered_json::object());
     input.limits.max_steps = 1'000'000;
     input.limits.max_output_bytes = 1 << 20;

@@ -28,6 +28,7 @@ Value to_int(Runtime& rt, const Value& v, const Args& args) {
     if (!(std::fabs(v.as_real()) < 0x1p120)) rt.fail("cannot convert float {} to integer", v.as_real());
     return Value::integer(static_cast<Int>(v.as_real()));
   }
+  if (v.is(Kind::kString)) rt.work(v.text().size());
   const auto whole = v.is(Kind::kString) ? parse_int(v.text()) : std::nullopt;
   if (whole) return Value::integer(*whole);
   if (v.is(Kind::kString) && v.text().find_first_of("0123456789") != std::string_view::npos) {
@@ -38,9 +39,14 @@ Value to_int(Runtime& rt, const Value& v, const Args& args) {
 
 Value string(Runtime& rt, const Value& v, const Args&) { return v.is(Kind::kString) ? v : rt.string(to_text(rt, v)); }
 
+std::string copy_of(Runtime& rt, const Value& string) {
+  rt.charge(string.text().size());
+  return std::string(string.text());
+}
+
 // A string, or as many blanks as a number says.
 std::string margin_of(Runtime& rt, const Value& v, const char* what) {
-  if (v.is(Kind::kString)) return std::string(v.text());
+  if (v.is(Kind::kString)) return copy_of(rt, v);
   const Int width = std::max<Int>(int_argument(rt, v, what), 0);
   rt.charge(1, width);
   return std::string(static_cast<size_t>(width), ' ');
@@ -60,8 +66,8 @@ Value tojson(Runtime& rt, const Value& v, const Args& args) {
     if (separators.size() != 2 || !separators[0].is(Kind::kString) || !separators[1].is(Kind::kString)) {
       rt.fail("tojson: separators must be two strings");
     }
-    style.item_separator = separators[0].text();
-    style.key_separator = separators[1].text();
+    style.item_separator = copy_of(rt, separators[0]);
+    style.key_separator = copy_of(rt, separators[1]);
   }
   return rt.string(to_json(rt, v, style));
 }
@@ -81,6 +87,7 @@ Value title(Runtime& rt, const Value& v, const Args&) {
   };
   std::string out;
   for (size_t begin = 0, end = 0; begin < all.size(); begin = end) {
+    rt.step();
     const bool separator = ends_word(text::next_code_point(all, end));
     const size_t second = end;
     for (size_t next = end; !separator && next < all.size(); end = next) {

@@ -106,6 +106,7 @@ class Writer {
   void new_line() {
     if (!style_.pretty) return;
     put("\n");
+    rt_.work(static_cast<uint64_t>(level_));  // an indent of nothing is no bytes
     for (int i = 0; i < level_; ++i) put(style_.indent);
   }
 
@@ -266,6 +267,7 @@ std::string_view strip(Runtime& rt, std::string_view text, const Value& set, boo
   if (!set.is(Kind::kString)) rt.fail("strip arg must be None or str");
   // UTF-8: a character is in the set where its bytes are, since no character's bytes begin inside of another's.
   const auto in_set = [&](std::string_view character) {
+    rt.step();
     rt.work(set.text().size());
     return set.text().find(character) != std::string_view::npos;
   };

@@ -156,7 +156,6 @@ TEST(ChatTemplate, NamesWhatIsNotSupported) {
            {"{% macro m() %}{{ kwargs }}{% endmacro %}", "syntax error: varargs, kwargs and caller of macros are"},
            {"{% macro m() %}{{ caller() }}{% endmacro %}", "syntax error: varargs, kwargs and caller of macros are"},
            {"{% call m() %}{% endcall %}", "syntax error: the tag 'call' is"},
-           {"{% filter upper %}{% endfilter %}", "syntax error: the tag 'filter' is"},
            {"{% raw %}{% endraw %}", "syntax error: the tag 'raw' is"},
            {"{{ 1e3 }}", "syntax error: a number with an exponent, an underscore or another base is"},
            {"{{ 2.5 // 1 }}", "// of floats is"},
@@ -189,6 +188,17 @@ TEST(ChatTemplate, StrftimeNowUsesLocalTimeWithoutAZone) {
 
 TEST(ChatTemplate, GenerationTagIsABlockOfItsOwn) {
   EXPECT_EQ(rendered("{% set x = 1 %}{% generation %}a{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"), "a21");
+}
+
+TEST(ChatTemplate, FilterBlocksFilterWhatTheyPrint) {
+  EXPECT_EQ(rendered("[{% filter trim | replace('a', 'b') %} a{% set x = 1 %}{{ x }} {% endfilter %}{{ x }}]"), "[b1]");
+  EXPECT_EQ(rendered("{% for x in 'abc' %}{% filter upper %}{% if x == 'b' %}{% continue %}{% endif %}{{ x }}"
+                     "{% endfilter %}{% endfor %}"),
+            "AC");
+  EXPECT_EQ(error_of("\n{% filter length %}abc{% endfilter %}"),
+            "chat template 't' line 2: a filter block's text became a value of type 'int'");
+  EXPECT_EQ(error_of("{% filter %}{% endfilter %}"),
+            "chat template 't' line 1: syntax error: expected a name, got '%}'");
 }
 
 TEST(ChatTemplate, Mentions) {

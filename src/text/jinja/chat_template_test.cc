@@ -201,6 +201,19 @@ TEST(ChatTemplate, FilterBlocksFilterWhatTheyPrint) {
             "chat template 't' line 1: syntax error: expected a name, got '%}'");
 }
 
+TEST(ChatTemplate, SmallestLargestAndUniqueItems) {
+  EXPECT_EQ(rendered("{{ [2, 1.0, 3, true] | min }} {{ [2, 3] | max }} {{ ['b', 'A'] | min }} {{ ['b', 'A'] | max(true) }} "
+                     "[{{ [] | min }}] {{ messages | max(attribute='role') }}"),
+            "1.0 3 A b [] {'role': 'user', 'content': ' Hi é '}");
+  EXPECT_EQ(rendered("{{ ['a', 'A', 1, true, 'b'] | unique | list }} {{ 'aAa' | unique(true) | join }} "
+                     "{{ messages | map(attribute='role') | unique | join('|') }}"),
+            "['a', 1, 'b'] aA system|user");
+  EXPECT_EQ(error_of("\n{{ [1, 'a'] | min }}"),
+            "chat template 't' line 2: '<' not supported between instances of 'str' and 'int'");
+  EXPECT_EQ(error_of("{{ [[1]] | unique | list }}"),
+            "chat template 't' line 1: unique of a value of type 'list' is not supported in chat templates");
+}
+
 TEST(ChatTemplate, Mentions) {
   const auto chat = ChatTemplate::parse("{% if tools %}{{ tools | tojson }}{% endif %}{% set y = 1 %}{{ m.x }}", "t");
   ASSERT_TRUE(chat.ok());

@@ -194,6 +194,34 @@ Value sort(Runtime& rt, const Value& v, const Args& args) {
   return rt.list(sorted(rt, all, keys, truthy(rt, args[0])));
 }
 
+template <Compare better>
+Value extreme(Runtime& rt, const Value& v, const Args& args) {
+  Cursor cursor(rt, v);
+  Value best, best_key;
+  for (Value item; cursor.next(&item);) {
+    const Value key = key_of(rt, item, args[1], args[0]);
+    if (!best.missing() && !compare(rt, better, key, best_key)) continue;
+    best = item;
+    best_key = key;
+  }
+  return best.missing() ? rt.undefined("No aggregated item, sequence was empty.") : best;
+}
+
+// The first of those items that have one key.
+Value unique(Runtime& rt, const Value& v, const Args& args) {
+  Dict seen;
+  std::vector<Value> out;
+  Cursor cursor(rt, v);
+  for (Value item; cursor.next(&item);) {
+    const Value key = key_of(rt, item, args[1], args[0]);
+    if (!Dict::is_key(key)) rt.fail("unique of a value of type '{}' is not supported in chat templates", type_name(key));
+    if (rt.find(seen, key) != nullptr) continue;
+    rt.set(seen, key, key);
+    out.push_back(item);
+  }
+  return generator(rt, std::move(out));
+}
+
 Value dict_sort(Runtime& rt, const Value& v, const Args& args) {
   const std::string by = args[1].missing() ? "key" : to_text(rt, args[1]);
   if (by != "key" && by != "value") rt.fail("You can only sort by either \"key\" or \"value\"");
@@ -270,6 +298,8 @@ constexpr Callable kFilters[] = {{"capitalize", change_text<text::Case::kCapital
                                  {"list", list},
                                  {"lower", change_text<text::Case::kLower>},
                                  {"map", map, 0, Callable::kAny},
+                                 {"max", extreme<Compare::kGreater>, 0, 2, {"case_sensitive", "attribute"}},
+                                 {"min", extreme<Compare::kLess>, 0, 2, {"case_sensitive", "attribute"}},
                                  {"reject", select<false, false>, 0, 2},
                                  {"rejectattr", select<true, false>, 1, 3},
                                  {"replace", replace_text, 2, 3, {"old", "new", "count"}},
@@ -282,6 +312,7 @@ constexpr Callable kFilters[] = {{"capitalize", change_text<text::Case::kCapital
                                  {"title", title},
                                  {"tojson", tojson, 0, 4, {"ensure_ascii", "indent", "separators", "sort_keys"}},
                                  {"trim", trim, 0, 1, {"chars"}},
+                                 {"unique", unique, 0, 2, {"case_sensitive", "attribute"}},
                                  {"upper", change_text<text::Case::kUpper>}};
 
 // --- Tests

@@ -21,7 +21,7 @@ VARIABLES = {
 }
 NUMBERS = ["0", "1", "2", "3", "-1", "10", "0.5", "1.0", "2.5", "n", "neg", "x", "y", "zero", "t", "big", "huge", "tiny"]
 STRINGS = ["'a'", "\"b\"", "''", "'Hello'", "s", "u", "html", "lines", "words", "num", "real", "empty", "esc", r"'\n\t\\\''",
-           r"'é\u00e9\x41\U0001F642'", "' pad '", "'x' 'y'"]
+           r"'é\u00e9\x41\U0001F642'", "'{}-{}{{}}'", "'{1}{0}{1}'", "'{a}: {b}'", "'{d} {}'", "'{0}{}'", "'}'", "' pad '", "'x' 'y'"]
 LISTS = ["l", "ls", "le", "mixed", "nested", "[1, 2, 3]", "['x', 'y']", "(1, 'two')", "(1,)", "()", "range(5)", "range(5, 0, -2)",
          "dd", "pairs", "d.items()", "d.keys()", "d.values()", "d | items", "s | list", "[n, s, nothing]"]
 DICTS = ["d", "de", "{'a': 1, 'b': [1, 2]}", "{1: 'x', 'y': {}}", "dict(a=1, b='c')", "{'q': none, 'r': true}"]
@@ -45,7 +45,7 @@ ANY_FILTERS = ["default('D')", "d('D', true)", "string", "tojson", "list", "leng
 PLAIN_FILTERS = TEXT_FILTERS + LIST_FILTERS + NUMBER_FILTERS + DICT_FILTERS + ANY_FILTERS
 STRING_METHODS = ["strip()", "lstrip()", "rstrip()", "strip('H d')", "split()", "split(',')", "split(' ', 1)",
                   "split(none, 1)", "splitlines()", "splitlines(true)", "upper()", "lower()", "title()", "capitalize()",
-                  "startswith('H')", "startswith(('a', 'H'))", "endswith('d')", "find('o')",
+                  "startswith('H')", "startswith(('a', 'H'))", "endswith('d')", "find('o')", "format(n, s, x)", "format(a=n, b=u, d=ls)", "format(mixed)",
                   "count('l')", "count('')", "replace('l', 'L')", "replace('l', 'L', 1)",
                   "join(ls)", "join(['x', 'y'])", "join('abc')",
                   "nope()", "strip"]
@@ -54,7 +54,7 @@ ADDRESS = re.compile(r"at0x[0-9a-f]{6}")
 # What jinja2 has and chat templates do not use: refused with a message that names it.
 UNSUPPORTED = ["{{ 1 | filesizeformat }}", "{{ [1] | batch(2) | list }}", "{{ s | center(9) }}", "{{ s | escape }}", "{{ dd | groupby('v') }}",
                "{{ s | urlencode }}", "{{ s | wordcount }}", "{{ s | truncate(3) }}", "{{ '%s' | format(1) }}", "{{ s is lower }}", "{{ s is escaped }}",
-               "{{ s is callable }}", "{{ '%s' % 1 }}", "{{ '{}'.format(1) }}", "{{ '{a}'.format_map(d) }}", "{{ s.center(9) }}", "{{ s.zfill(9) }}",
+               "{{ s is callable }}", "{{ '%s' % 1 }}", "{{ '{:>9}'.format(1) }}", "{{ '{d.a}'.format(d=d) }}", "{{ '{a}'.format_map(d) }}", "{{ s.center(9) }}", "{{ s.zfill(9) }}",
                "{{ s.swapcase() }}", "{{ s.partition(' ') }}", "{{ s.islower() }}", "{{ s.index('l') }}", "{% for i in l %}{{ loop.changed(i) }}{% endfor %}", "{{ s.encode() }}", "{{ 2 ** 3 }}", "{{ +1 }}", "{{ cycler(1) }}", "{{ joiner() }}", "{{ m(*l) }}", "{{ m(**d) }}",
                "{% for i in l recursive %}{% endfor %}", "{% with a = 1 %}{% endwith %}", "{% print 1 %}", "{% include 'a' %}",
                "{% macro m() %}{{ varargs }}{% endmacro %}", "{% macro m() %}{{ caller() }}{% endmacro %}",
@@ -186,7 +186,7 @@ def may_differ(error, text):
     """Outside of the comparison: addresses of Python objects, integers of any size, sets, and what UNSUPPORTED says."""
     return (ADDRESS.search(re.sub(r"\W", "", text.lower())) or "too large" in error or ("unsupported operand" in error and ("dict_" in error or "'view'" in error))
             or any(message in error for message in ("formatting with %", "capital of several letters", "comparing two views",
-                                                    "view or range", "printing a value", "unhashable type", "cannot be sliced", "multiplying a list", "of floats is", "int of a text", "unique of a value", "'LoopContext' object is not iterable", "dict's key of type")))
+                                                    "view or range", "printing a value", "unhashable type", "cannot be sliced", "multiplying a list", "of floats is", "int of a text", "unique of a value", "field of str.format", "'LoopContext' object is not iterable", "dict's key of type")))
 
 
 def refuses(program):

@@ -146,7 +146,8 @@ TEST(ChatTemplate, NamesWhatIsNotSupported) {
            {"{{ 'a' is lower }}", "the test lower is"},
            {"{{ [1] | select('escaped') }}", "the test escaped is"},
            {"{{ '%s' % 1 }}", "formatting with % is"},
-           {"{{ '{}'.format(1) }}", "the method format of str is"},
+           {"{{ '{:>9}'.format(1) }}", "a field of str.format that is no name or number is"},
+           {"{{ '{a.b}'.format(a=1) }}", "a field of str.format that is no name or number is"},
            {"{{ 'a'.center(9) }}", "the method center of str is"},
            {"{{ joiner() }}", "the function joiner is"},
            {"{{ 2 ** 3 }}", "syntax error: the operator ** is"},
@@ -212,6 +213,19 @@ TEST(ChatTemplate, SmallestLargestAndUniqueItems) {
             "chat template 't' line 2: '<' not supported between instances of 'str' and 'int'");
   EXPECT_EQ(error_of("{{ [[1]] | unique | list }}"),
             "chat template 't' line 1: unique of a value of type 'list' is not supported in chat templates");
+}
+
+TEST(ChatTemplate, FormatTakesNamesAndNumbers) {
+  EXPECT_EQ(rendered("{{ '<{}|{}>{{}}'.format(1.0, nope) }} {{ '{1}{0}{é}'.format('a', none, é=[1]) }} {{ ''.format(1) }}"),
+            "<1.0|>{} Nonea[1] ");
+  EXPECT_EQ(error_of("{{ '{}{}'.format(1) }}"),
+            "chat template 't' line 1: format() has no argument for the field {}");
+  EXPECT_EQ(error_of("{{ '{999999999999999999999999999999999999999999}'.format(1) }}"),
+            "chat template 't' line 1: format() has no argument for the field {999999999999999999999999999999999999999999}");
+  EXPECT_EQ(error_of("{{ '{a}'.format(b=1) }}"), "chat template 't' line 1: format() has no argument for the field {a}");
+  EXPECT_EQ(error_of("{{ '{0}{}'.format(1) }}"),
+            "chat template 't' line 1: format() has fields with numbers and without");
+  EXPECT_EQ(error_of("\n{{ 'a}'.format(1) }}"), "chat template 't' line 2: Single '}' encountered in format string");
 }
 
 TEST(ChatTemplate, Mentions) {

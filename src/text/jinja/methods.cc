@@ -97,10 +97,55 @@ Value change_case(Runtime& rt, const Value& self, const Args&) {
   return rt.string(with_case(rt, self.text(), to));
 }
 
+// The argument that a field of str.format asks for; `next` counts the fields without a name or number.
+Value field_value(Runtime& rt, std::string_view field, const Args& args, size_t* next) {
+  if (field.find_first_of("!:.[{") != field.npos) {
+    rt.fail("a field of str.format that is no name or number is not supported in chat templates");
+  }
+  const bool number = !field.empty() && field.find_first_not_of("0123456789") == field.npos;
+  if (field.empty() || number) {
+    const Int place = number ? parse_int(field).value_or(kIntBound) : static_cast<Int>((*next)++);
+    if (place >= static_cast<Int>(args.positional.size())) rt.fail("format() has no argument for the field {{{}}}", short_name(field));
+    return args.positional[static_cast<size_t>(place)];
+  }
+  for (const auto& [name, value] : args.named) {
+    if (name == field) return value;
+  }
+  rt.fail("format() has no argument for the field {{{}}}", short_name(field));
+}
+
+Value format_method(Runtime& rt, const Value& self, const Args& args) {
+  const std::string_view text = self.text();
+  std::string out;
+  size_t unnumbered = 0;
+  bool numbered = false;
+  for (size_t pos = 0; pos < text.size();) {
+    rt.step();
+    const size_t brace = std::min(text.find_first_of("{}", pos), text.size());
+    rt.charge(brace - pos + 1);
+    out += text.substr(pos, brace - pos);
+    pos = brace + 2;
+    if (brace == text.size()) break;
+    if (text.substr(brace + 1, 1) == text.substr(brace, 1)) {
+      out += text[brace];
+      continue;
+    }
+    const size_t end = text[brace] == '{' ? text.find('}', brace) : text.npos;
+    if (end == text.npos) rt.fail("Single '{}' encountered in format string", text[brace]);
+    const std::string_view field = text.substr(brace + 1, end - brace - 1);
+    append_text(rt, out, field_value(rt, field, args, &unnumbered));
+    numbered = numbered || (!field.empty() && field.find_first_not_of("0123456789") == field.npos);
+    if (numbered && unnumbered > 0) rt.fail("format() has fields with numbers and without");
+    pos = end + 1;
+  }
+  return rt.string(std::move(out));
+}
+
 constexpr Callable kStringMethods[] = {{"capitalize", change_case<text::Case::kCapitalize>},
                                        {"count", count_text, 1, 1},
                                        {"endswith", has_affix<true>, 1, 1},
                                        {"find", find, 1, 1},
+                                       {"format", format_method, 0, Callable::kAny},
                                        {"join", join_method, 1, 1},
                                        {"lower", change_case<text::Case::kLower>},
                                        {"lstrip", strip_method<true, false>, 0, 1},

@@ -134,8 +134,20 @@ TEST(ChatTemplate, ErrorsNameTemplateAndLine) {
             "chat template 't' line 1: the filter nosuch is not supported in chat templates");
 }
 
-TEST(ChatTemplate, SafeIsTheTextItself) {
+TEST(ChatTemplate, SafeTextEscapesWhatItIsJoinedWith) {
   EXPECT_EQ(rendered("{{ {'a': '<b>'} | tojson | safe }}{{ '<' ~ (1 | safe) + '&' }}"), "{\"a\": \"<b>\"}<1&");
+  EXPECT_EQ(rendered("{{ ('<' | safe) + '&\"' + \"'\" }} {{ '>' + ('<' | safe) }} {{ ('a'|safe) + ('<'|safe) }}"),
+            "<&amp;&#34;&#39; &gt;< a<");
+  for (const char* still_safe :
+       {"s | trim", "s | upper", "s | string", "s * 2", "s[1:]", "s[0]", "s | last", "s | reverse", "s | indent",
+        "s.strip()", "s.lower()", "s.split()[0]", "s.splitlines()[0]", "s.join(['a'])", "s.replace('a', 'b')",
+        "s.format()", "s | default('x')"}) {
+    EXPECT_TRUE(rendered(fmt::format("{{% set s = '<a' | safe %}}{{{{ ({}) + '<' }}}}", still_safe)).ends_with("&lt;"))
+        << still_safe;
+  }
+  EXPECT_EQ(rendered("{% set s = '<a' | safe %}{{ s.replace('a', '>') }} {{ s.join('&&') }} {{ ('{}{}' | safe).format(s, 1 > 2) }} "
+                     "{{ [s] }} {{ s | replace('a', '>') + '<' }} {{ s == '<a' }} {{ {'<a': 1}[s] }}"),
+            "<&gt; &amp;<a&amp; <aFalse [Markup('<a')] <>< True 1");
 }
 
 // What jinja2 has and no chat template uses is refused by its name, where it is parsed or where it runs.

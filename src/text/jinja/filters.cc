@@ -38,6 +38,7 @@ Value to_int(Runtime& rt, const Value& v, const Args& args) {
 }
 
 Value string(Runtime& rt, const Value& v, const Args&) { return v.is(Kind::kString) ? v : rt.string(to_text(rt, v)); }
+Value safe(Runtime& rt, const Value& v, const Args&) { return rt.string(to_text(rt, v), /*safe=*/true); }
 
 std::string copy_of(Runtime& rt, const Value& string) {
   rt.charge(string.text().size());
@@ -76,7 +77,7 @@ Value tojson(Runtime& rt, const Value& v, const Args& args) {
 
 template <text::Case to>
 Value change_text(Runtime& rt, const Value& v, const Args&) {
-  return rt.string(with_case(rt, to_text(rt, v), to));
+  return rt.string_of(v, with_case(rt, to_text(rt, v), to));
 }
 
 // Each word begins with a capital; words end at white space, '-' and opening brackets.
@@ -114,7 +115,7 @@ Value indent(Runtime& rt, const Value& v, const Args& args) {
     out += line;
     first = false;
   }
-  return rt.string(std::move(out));
+  return rt.string_of(v, std::move(out));
 }
 
 Value replace_text(Runtime& rt, const Value& v, const Args& args) {
@@ -123,7 +124,8 @@ Value replace_text(Runtime& rt, const Value& v, const Args& args) {
 }
 
 Value trim(Runtime& rt, const Value& v, const Args& args) {
-  return rt.string(strip(rt, to_text(rt, v), args[0], true, true));
+  const std::string all = to_text(rt, v);
+  return rt.string_of(v, strip(rt, all, args[0], true, true));
 }
 
 // --- Sequences and mappings
@@ -151,6 +153,7 @@ Value first(Runtime& rt, const Value& v, const Args&) {
 
 Value last(Runtime& rt, const Value& v, const Args&) {
   if (v.is(Kind::kIterator)) rt.fail("'generator' object is not reversible");
+  if (v.is(Kind::kString) && length(rt, v) > 0) return get_item(rt, v, Value::integer(-1));
   const std::vector<Value> all = items_of(rt, v);
   return all.empty() ? rt.undefined("No last item, sequence was empty.") : all.back();
 }
@@ -304,7 +307,7 @@ constexpr Callable kFilters[] = {{"capitalize", change_text<text::Case::kCapital
                                  {"rejectattr", select<true, false>, 1, 3},
                                  {"replace", replace_text, 2, 3, {"old", "new", "count"}},
                                  {"reverse", reverse},
-                                 {"safe", string},  // nothing is escaped, so there is nothing to mark
+                                 {"safe", safe},
                                  {"select", select<false, true>, 0, 2},
                                  {"selectattr", select<true, true>, 1, 3},
                                  {"sort", sort, 0, 3, {"reverse", "case_sensitive", "attribute"}},

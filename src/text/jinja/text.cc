@@ -28,7 +28,10 @@ class Writer {
       case Kind::kFloat:
         return real(v.as_real());
       case Kind::kString:
-        return quoted(v.text());
+        if (json_ || !v.is_safe()) return quoted(v.text());
+        put("Markup(");
+        quoted(v.text());
+        return put(")");
       case Kind::kList:
         return list("[", v.items(), "]");
       case Kind::kTuple:
@@ -192,6 +195,22 @@ void append_text(Runtime& rt, std::string& out, const Value& v) {
 std::string to_text(Runtime& rt, const Value& v) {
   std::string out;
   append_text(rt, out, v);
+  return out;
+}
+
+std::string escaped(Runtime& rt, const Value& v) {
+  if (v.is_safe()) return to_text(rt, v);
+  std::string out;
+  for (const char c : to_text(rt, v)) {
+    constexpr std::string_view kSpecial = "&<>'\"";
+    constexpr std::string_view kNames[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
+    if (const size_t at = kSpecial.find(c); at != kSpecial.npos) {
+      rt.charge(kNames[at].size());
+      out += kNames[at];
+    } else {
+      out += c;
+    }
+  }
   return out;
 }
 

@@ -145,7 +145,8 @@ TEST(ChatTemplate, SafeTextEscapesWhatItIsJoinedWith) {
     EXPECT_TRUE(rendered(fmt::format("{{% set s = '<a' | safe %}}{{{{ ({}) + '<' }}}}", still_safe)).ends_with("&lt;"))
         << still_safe;
   }
-  EXPECT_EQ(rendered("{% set s = '<a' | safe %}{{ s.replace('a', '>') }} {{ s.join('&&') }} {{ ('{}{}' | safe).format(s, 1 > 2) }} "
+  EXPECT_EQ(rendered("{% set s = '<a' | safe %}{{ s.replace('a', '>') }} {{ s.join('&&') }} {{ ('{}{}' | "
+                     "safe).format(s, 1 > 2) }} "
                      "{{ [s] }} {{ s | replace('a', '>') + '<' }} {{ s == '<a' }} {{ {'<a': 1}[s] }}"),
             "<&gt; &amp;<a&amp; <aFalse [Markup('<a')] <>< True 1");
 }
@@ -215,9 +216,10 @@ TEST(ChatTemplate, FilterBlocksFilterWhatTheyPrint) {
 }
 
 TEST(ChatTemplate, SmallestLargestAndUniqueItems) {
-  EXPECT_EQ(rendered("{{ [2, 1.0, 3, true] | min }} {{ [2, 3] | max }} {{ ['b', 'A'] | min }} {{ ['b', 'A'] | max(true) }} "
-                     "[{{ [] | min }}] {{ messages | max(attribute='role') }}"),
-            "1.0 3 A b [] {'role': 'user', 'content': ' Hi é '}");
+  EXPECT_EQ(
+      rendered("{{ [2, 1.0, 3, true] | min }} {{ [2, 3] | max }} {{ ['b', 'A'] | min }} {{ ['b', 'A'] | max(true) }} "
+               "[{{ [] | min }}] {{ messages | max(attribute='role') }}"),
+      "1.0 3 A b [] {'role': 'user', 'content': ' Hi é '}");
   EXPECT_EQ(rendered("{{ ['a', 'A', 1, true, 'b'] | unique | list }} {{ 'aAa' | unique(true) | join }} "
                      "{{ messages | map(attribute='role') | unique | join('|') }}"),
             "['a', 1, 'b'] aA system|user");
@@ -228,13 +230,15 @@ TEST(ChatTemplate, SmallestLargestAndUniqueItems) {
 }
 
 TEST(ChatTemplate, FormatTakesNamesAndNumbers) {
-  EXPECT_EQ(rendered("{{ '<{}|{}>{{}}'.format(1.0, nope) }} {{ '{1}{0}{é}'.format('a', none, é=[1]) }} {{ ''.format(1) }}"),
-            "<1.0|>{} Nonea[1] ");
-  EXPECT_EQ(error_of("{{ '{}{}'.format(1) }}"),
-            "chat template 't' line 1: format() has no argument for the field {}");
-  EXPECT_EQ(error_of("{{ '{999999999999999999999999999999999999999999}'.format(1) }}"),
-            "chat template 't' line 1: format() has no argument for the field {999999999999999999999999999999999999999999}");
-  EXPECT_EQ(error_of("{{ '{a}'.format(b=1) }}"), "chat template 't' line 1: format() has no argument for the field {a}");
+  EXPECT_EQ(
+      rendered("{{ '<{}|{}>{{}}'.format(1.0, nope) }} {{ '{1}{0}{é}'.format('a', none, é=[1]) }} {{ ''.format(1) }}"),
+      "<1.0|>{} Nonea[1] ");
+  EXPECT_EQ(error_of("{{ '{}{}'.format(1) }}"), "chat template 't' line 1: format() has no argument for the field {}");
+  EXPECT_EQ(
+      error_of("{{ '{999999999999999999999999999999999999999999}'.format(1) }}"),
+      "chat template 't' line 1: format() has no argument for the field {999999999999999999999999999999999999999999}");
+  EXPECT_EQ(error_of("{{ '{a}'.format(b=1) }}"),
+            "chat template 't' line 1: format() has no argument for the field {a}");
   EXPECT_EQ(error_of("{{ '{0}{}'.format(1) }}"),
             "chat template 't' line 1: format() has fields with numbers and without");
   EXPECT_EQ(error_of("\n{{ 'a}'.format(1) }}"), "chat template 't' line 2: Single '}' encountered in format string");
@@ -257,20 +261,24 @@ TEST(ChatTemplateLimits, EndHostileTemplates) {
         "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
         "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
         "{% for a in range(100000) %}{% for b in range(100000) %}0123456789{% endfor %}{% endfor %}",
-        "{{ 'x' * 100000000000 }}", "{{ ('x' * 1000000) * 1000000 }}",
+        "{{ 'x' * 100000000000 }}",
+        "{{ ('x' * 1000000) * 1000000 }}",
         "{% set ns = namespace(x=[]) %}{% for a in range(100000) %}{% set ns.x = ns.x + [range(100000)] %}{% endfor %}",
         "{% set ns = namespace(x='x') %}{% for a in range(100000) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% set ns = namespace(x=[1]) %}{% for a in range(100000) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
         "{% set ns = namespace(x=[]) %}{% for a in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
-        "{{ [1, 2] | tojson(indent=99999999999) }}", "{{ ('a' * 1000000).replace('a', 'b' * 1000) }}",
-        "{{ 'a' | indent(99999999999, true) }}", "{{ range(100000) | reverse | sort }}",
+        "{{ [1, 2] | tojson(indent=99999999999) }}",
+        "{{ ('a' * 1000000).replace('a', 'b' * 1000) }}",
+        "{{ 'a' | indent(99999999999, true) }}",
+        "{{ range(100000) | reverse | sort }}",
         "{% set a = 'a' * 3000000 %}{% for i in range(100000) %}{{ '' if (a ~ 'b') in a }}{% endfor %}",
         "{% set a = 'a' * 300000 %}{% for i in range(100000) %}{{ (a ~ a).find('ab' ~ a) }}{% endfor %}",
         "{% set a = ' ' * 100000 %}{% for i in range(20000) %}{{ a | int }}{% endfor %}",
         "{% set a = ' ' * 100000 %}{% for i in range(20000) %}{{ [] | tojson(indent=a) }}{% endfor %}",
         "{% set a = ' ' * 100000 %}{% for i in range(20000) %}{{ [] | tojson(separators=(a, a)) }}{% endfor %}",
-        "{% set a = 'é' * 3000 %}{% for i in range(5000) %}{{ '' if a.strip('àáâãäåæçèêëìíîïðñòóôõöøùúûüé') }}{% endfor %}",
+        "{% set a = 'é' * 3000 %}{% for i in range(5000) %}{{ '' if a.strip('àáâãäåæçèêëìíîïðñòóôõöøùúûüé') }}{% "
+        "endfor %}",
         "{% set ns = namespace(x=range(1000) | list) %}{% for i in range(500) %}{% set ns.x = [ns.x] %}{% endfor %}"
         "{% for i in range(200) %}{{ '' if ns.x | tojson(indent='') }}{% endfor %}"}) {
     ChatTemplateInput input = with(ordered_json::object());

@@ -217,7 +217,8 @@ Value unique(Runtime& rt, const Value& v, const Args& args) {
   Cursor cursor(rt, v);
   for (Value item; cursor.next(&item);) {
     const Value key = key_of(rt, item, args[1], args[0]);
-    if (!Dict::is_key(key)) rt.fail("unique of a value of type '{}' is not supported in chat templates", type_name(key));
+    if (!Dict::is_key(key))
+      rt.fail("unique of a value of type '{}' is not supported in chat templates", type_name(key));
     if (rt.find(seen, key) != nullptr) continue;
     rt.set(seen, key, key);
     out.push_back(item);

@@ -111,7 +111,8 @@ Value field_value(Runtime& rt, std::string_view field, const Args& args, size_t*
   const bool number = !field.empty() && field.find_first_not_of("0123456789") == field.npos;
   if (field.empty() || number) {
     const Int place = number ? parse_int(field).value_or(kIntBound) : static_cast<Int>((*next)++);
-    if (place >= static_cast<Int>(args.positional.size())) rt.fail("format() has no argument for the field {{{}}}", short_name(field));
+    if (place >= static_cast<Int>(args.positional.size()))
+      rt.fail("format() has no argument for the field {{{}}}", short_name(field));
     return args.positional[static_cast<size_t>(place)];
   }
   for (const auto& [name, value] : args.named) {

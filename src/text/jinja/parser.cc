@@ -146,8 +146,8 @@ class Parser {
       if (loops_ == 0) fail(fmt::format("'{}' outside loop", tag.text));
       return make(tag.text == "break" ? StmtKind::kBreak : StmtKind::kContinue, line);
     }
-    for (const std::string_view other : {"call", "raw", "include", "import", "from", "extends", "block",
-                                         "autoescape", "with", "print", "do", "trans", "debug"}) {
+    for (const std::string_view other : {"call", "raw", "include", "import", "from", "extends", "block", "autoescape",
+                                         "with", "print", "do", "trans", "debug"}) {
       if (tag.text == other) unsupported(fmt::format("the tag '{}' is", other));
     }
     fail(fmt::format("Encountered unknown tag '{}'.", tag.text));

@@ -21,8 +21,7 @@ std::string key_text(const Value& key) {
 
 }  // namespace
 
-Str::Str(std::string t, bool is_safe)
-    : text(std::move(t)), length(text::count_code_points(text)), safe(is_safe) {}
+Str::Str(std::string t, bool is_safe) : text(std::move(t)), length(text::count_code_points(text)), safe(is_safe) {}
 
 const char* type_name(const Value& v) {
   constexpr const char* kNames[] = {"Undefined", "Undefined",   "NoneType", "bool",    "int",       "float",

@@ -35,6 +35,7 @@ std::string flat(nfp::server::ToolCallParser& parser, std::string_view text, siz
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using nfp::server::ReasoningFormat;
   using nfp::server::ToolFormat;
   if (size < 1) return 0;
   const std::string_view all(reinterpret_cast<const char*>(data) + 1, size - 1);
@@ -51,8 +52,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto make = [&] {
       auto calls = nfp::server::make_tool_call_parser(format, &tools);
       const bool thinks = data[0] >= 128;
-      return thinks ? nfp::server::make_reasoning_parser(nfp::server::ReasoningFormat::kThink, data[0] >= 192,
-                                                         std::move(calls))
+      constexpr ReasoningFormat kThoughts[] = {ReasoningFormat::kThink, ReasoningFormat::kMistral,
+                                               ReasoningFormat::kSeed};
+      return thinks ? nfp::server::make_reasoning_parser(kThoughts[data[0] / 9 % 3], data[0] >= 192, std::move(calls))
                     : std::move(calls);
     };
     const auto whole = make();

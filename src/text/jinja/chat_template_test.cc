@@ -134,8 +134,21 @@ TEST(ChatTemplate, ErrorsNameTemplateAndLine) {
             "chat template 't' line 1: the filter nosuch is not supported in chat templates");
 }
 
-TEST(ChatTemplate, SafeIsTheTextItself) {
+TEST(ChatTemplate, SafeTextEscapesWhatItIsJoinedWith) {
   EXPECT_EQ(rendered("{{ {'a': '<b>'} | tojson | safe }}{{ '<' ~ (1 | safe) + '&' }}"), "{\"a\": \"<b>\"}<1&");
+  EXPECT_EQ(rendered("{{ ('<' | safe) + '&\"' + \"'\" }} {{ '>' + ('<' | safe) }} {{ ('a'|safe) + ('<'|safe) }}"),
+            "<&amp;&#34;&#39; &gt;< a<");
+  for (const char* still_safe :
+       {"s | trim", "s | upper", "s | string", "s * 2", "s[1:]", "s[0]", "s | last", "s | reverse", "s | indent",
+        "s.strip()", "s.lower()", "s.split()[0]", "s.splitlines()[0]", "s.join(['a'])", "s.replace('a', 'b')",
+        "s.format()", "s | default('x')"}) {
+    EXPECT_TRUE(rendered(fmt::format("{{% set s = '<a' | safe %}}{{{{ ({}) + '<' }}}}", still_safe)).ends_with("&lt;"))
+        << still_safe;
+  }
+  EXPECT_EQ(rendered("{% set s = '<a' | safe %}{{ s.replace('a', '>') }} {{ s.join('&&') }} {{ ('{}{}' | "
+                     "safe).format(s, 1 > 2) }} "
+                     "{{ [s] }} {{ s | replace('a', '>') + '<' }} {{ s == '<a' }} {{ {'<a': 1}[s] }}"),
+            "<&gt; &amp;<a&amp; <aFalse [Markup('<a')] <>< True 1");
 }
 
 // What jinja2 has and no chat template uses is refused by its name, where it is parsed or where it runs.
@@ -146,7 +159,8 @@ TEST(ChatTemplate, NamesWhatIsNotSupported) {
            {"{{ 'a' is lower }}", "the test lower is"},
            {"{{ [1] | select('escaped') }}", "the test escaped is"},
            {"{{ '%s' % 1 }}", "formatting with % is"},
-           {"{{ '{}'.format(1) }}", "the method format of str is"},
+           {"{{ '{:>9}'.format(1) }}", "a field of str.format that is no name or number is"},
+           {"{{ '{a.b}'.format(a=1) }}", "a field of str.format that is no name or number is"},
            {"{{ 'a'.center(9) }}", "the method center of str is"},
            {"{{ joiner() }}", "the function joiner is"},
            {"{{ 2 ** 3 }}", "syntax error: the operator ** is"},
@@ -156,7 +170,6 @@ TEST(ChatTemplate, NamesWhatIsNotSupported) {
            {"{% macro m() %}{{ kwargs }}{% endmacro %}", "syntax error: varargs, kwargs and caller of macros are"},
            {"{% macro m() %}{{ caller() }}{% endmacro %}", "syntax error: varargs, kwargs and caller of macros are"},
            {"{% call m() %}{% endcall %}", "syntax error: the tag 'call' is"},
-           {"{% filter upper %}{% endfilter %}", "syntax error: the tag 'filter' is"},
            {"{% raw %}{% endraw %}", "syntax error: the tag 'raw' is"},
            {"{{ 1e3 }}", "syntax error: a number with an exponent, an underscore or another base is"},
            {"{{ 2.5 // 1 }}", "// of floats is"},
@@ -191,6 +204,46 @@ TEST(ChatTemplate, GenerationTagIsABlockOfItsOwn) {
   EXPECT_EQ(rendered("{% set x = 1 %}{% generation %}a{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"), "a21");
 }
 
+TEST(ChatTemplate, FilterBlocksFilterWhatTheyPrint) {
+  EXPECT_EQ(rendered("[{% filter trim | replace('a', 'b') %} a{% set x = 1 %}{{ x }} {% endfilter %}{{ x }}]"), "[b1]");
+  EXPECT_EQ(rendered("{% for x in 'abc' %}{% filter upper %}{% if x == 'b' %}{% continue %}{% endif %}{{ x }}"
+                     "{% endfilter %}{% endfor %}"),
+            "AC");
+  EXPECT_EQ(error_of("\n{% filter length %}abc{% endfilter %}"),
+            "chat template 't' line 2: a filter block's text became a value of type 'int'");
+  EXPECT_EQ(error_of("{% filter %}{% endfilter %}"),
+            "chat template 't' line 1: syntax error: expected a name, got '%}'");
+}
+
+TEST(ChatTemplate, SmallestLargestAndUniqueItems) {
+  EXPECT_EQ(
+      rendered("{{ [2, 1.0, 3, true] | min }} {{ [2, 3] | max }} {{ ['b', 'A'] | min }} {{ ['b', 'A'] | max(true) }} "
+               "[{{ [] | min }}] {{ messages | max(attribute='role') }}"),
+      "1.0 3 A b [] {'role': 'user', 'content': ' Hi é '}");
+  EXPECT_EQ(rendered("{{ ['a', 'A', 1, true, 'b'] | unique | list }} {{ 'aAa' | unique(true) | join }} "
+                     "{{ messages | map(attribute='role') | unique | join('|') }}"),
+            "['a', 1, 'b'] aA system|user");
+  EXPECT_EQ(error_of("\n{{ [1, 'a'] | min }}"),
+            "chat template 't' line 2: '<' not supported between instances of 'str' and 'int'");
+  EXPECT_EQ(error_of("{{ [[1]] | unique | list }}"),
+            "chat template 't' line 1: unique of a value of type 'list' is not supported in chat templates");
+}
+
+TEST(ChatTemplate, FormatTakesNamesAndNumbers) {
+  EXPECT_EQ(
+      rendered("{{ '<{}|{}>{{}}'.format(1.0, nope) }} {{ '{1}{0}{é}'.format('a', none, é=[1]) }} {{ ''.format(1) }}"),
+      "<1.0|>{} Nonea[1] ");
+  EXPECT_EQ(error_of("{{ '{}{}'.format(1) }}"), "chat template 't' line 1: format() has no argument for the field {}");
+  EXPECT_EQ(
+      error_of("{{ '{999999999999999999999999999999999999999999}'.format(1) }}"),
+      "chat template 't' line 1: format() has no argument for the field {999999999999999999999999999999999999999999}");
+  EXPECT_EQ(error_of("{{ '{a}'.format(b=1) }}"),
+            "chat template 't' line 1: format() has no argument for the field {a}");
+  EXPECT_EQ(error_of("{{ '{0}{}'.format(1) }}"),
+            "chat template 't' line 1: format() has fields with numbers and without");
+  EXPECT_EQ(error_of("\n{{ 'a}'.format(1) }}"), "chat template 't' line 2: Single '}' encountered in format string");
+}
+
 TEST(ChatTemplate, Mentions) {
   const auto chat = ChatTemplate::parse("{% if tools %}{{ tools | tojson }}{% endif %}{% set y = 1 %}{{ m.x }}", "t");
   ASSERT_TRUE(chat.ok());
@@ -208,16 +261,26 @@ TEST(ChatTemplateLimits, EndHostileTemplates) {
         "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
         "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
         "{% for a in range(100000) %}{% for b in range(100000) %}0123456789{% endfor %}{% endfor %}",
-        "{{ 'x' * 100000000000 }}", "{{ ('x' * 1000000) * 1000000 }}",
+        "{{ 'x' * 100000000000 }}",
+        "{{ ('x' * 1000000) * 1000000 }}",
         "{% set ns = namespace(x=[]) %}{% for a in range(100000) %}{% set ns.x = ns.x + [range(100000)] %}{% endfor %}",
         "{% set ns = namespace(x='x') %}{% for a in range(100000) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% set ns = namespace(x=[1]) %}{% for a in range(100000) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
         "{% set ns = namespace(x=[]) %}{% for a in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
-        "{{ [1, 2] | tojson(indent=99999999999) }}", "{{ ('a' * 1000000).replace('a', 'b' * 1000) }}",
-        "{{ 'a' | indent(99999999999, true) }}", "{{ range(100000) | reverse | sort }}",
+        "{{ [1, 2] | tojson(indent=99999999999) }}",
+        "{{ ('a' * 1000000).replace('a', 'b' * 1000) }}",
+        "{{ 'a' | indent(99999999999, true) }}",
+        "{{ range(100000) | reverse | sort }}",
         "{% set a = 'a' * 3000000 %}{% for i in range(100000) %}{{ '' if (a ~ 'b') in a }}{% endfor %}",
-        "{% set a = 'a' * 300000 %}{% for i in range(100000) %}{{ (a ~ a).find('ab' ~ a) }}{% endfor %}"}) {
+        "{% set a = 'a' * 300000 %}{% for i in range(100000) %}{{ (a ~ a).find('ab' ~ a) }}{% endfor %}",
+        "{% set a = ' ' * 100000 %}{% for i in range(20000) %}{{ a | int }}{% endfor %}",
+        "{% set a = ' ' * 100000 %}{% for i in range(20000) %}{{ [] | tojson(indent=a) }}{% endfor %}",
+        "{% set a = ' ' * 100000 %}{% for i in range(20000) %}{{ [] | tojson(separators=(a, a)) }}{% endfor %}",
+        "{% set a = 'é' * 3000 %}{% for i in range(5000) %}{{ '' if a.strip('àáâãäåæçèêëìíîïðñòóôõöøùúûüé') }}{% "
+        "endfor %}",
+        "{% set ns = namespace(x=range(1000) | list) %}{% for i in range(500) %}{% set ns.x = [ns.x] %}{% endfor %}"
+        "{% for i in range(200) %}{{ '' if ns.x | tojson(indent='') }}{% endfor %}"}) {
     ChatTemplateInput input = with(ordered_json::object());
     input.limits.max_steps = 1'000'000;
     input.limits.max_output_bytes = 1 << 20;

@@ -28,6 +28,7 @@ Value to_int(Runtime& rt, const Value& v, const Args& args) {
     if (!(std::fabs(v.as_real()) < 0x1p120)) rt.fail("cannot convert float {} to integer", v.as_real());
     return Value::integer(static_cast<Int>(v.as_real()));
   }
+  if (v.is(Kind::kString)) rt.work(v.text().size());
   const auto whole = v.is(Kind::kString) ? parse_int(v.text()) : std::nullopt;
   if (whole) return Value::integer(*whole);
   if (v.is(Kind::kString) && v.text().find_first_of("0123456789") != std::string_view::npos) {
@@ -37,10 +38,16 @@ Value to_int(Runtime& rt, const Value& v, const Args& args) {
 }
 
 Value string(Runtime& rt, const Value& v, const Args&) { return v.is(Kind::kString) ? v : rt.string(to_text(rt, v)); }
+Value safe(Runtime& rt, const Value& v, const Args&) { return rt.string(to_text(rt, v), /*safe=*/true); }
+
+std::string copy_of(Runtime& rt, const Value& string) {
+  rt.charge(string.text().size());
+  return std::string(string.text());
+}
 
 // A string, or as many blanks as a number says.
 std::string margin_of(Runtime& rt, const Value& v, const char* what) {
-  if (v.is(Kind::kString)) return std::string(v.text());
+  if (v.is(Kind::kString)) return copy_of(rt, v);
   const Int width = std::max<Int>(int_argument(rt, v, what), 0);
   rt.charge(1, width);
   return std::string(static_cast<size_t>(width), ' ');
@@ -60,8 +67,8 @@ Value tojson(Runtime& rt, const Value& v, const Args& args) {
     if (separators.size() != 2 || !separators[0].is(Kind::kString) || !separators[1].is(Kind::kString)) {
       rt.fail("tojson: separators must be two strings");
     }
-    style.item_separator = separators[0].text();
-    style.key_separator = separators[1].text();
+    style.item_separator = copy_of(rt, separators[0]);
+    style.key_separator = copy_of(rt, separators[1]);
   }
   return rt.string(to_json(rt, v, style));
 }
@@ -70,7 +77,7 @@ Value tojson(Runtime& rt, const Value& v, const Args& args) {
 
 template <text::Case to>
 Value change_text(Runtime& rt, const Value& v, const Args&) {
-  return rt.string(with_case(rt, to_text(rt, v), to));
+  return rt.string_of(v, with_case(rt, to_text(rt, v), to));
 }
 
 // Each word begins with a capital; words end at white space, '-' and opening brackets.
@@ -81,6 +88,7 @@ Value title(Runtime& rt, const Value& v, const Args&) {
   };
   std::string out;
   for (size_t begin = 0, end = 0; begin < all.size(); begin = end) {
+    rt.step();
     const bool separator = ends_word(text::next_code_point(all, end));
     const size_t second = end;
     for (size_t next = end; !separator && next < all.size(); end = next) {
@@ -107,7 +115,7 @@ Value indent(Runtime& rt, const Value& v, const Args& args) {
     out += line;
     first = false;
   }
-  return rt.string(std::move(out));
+  return rt.string_of(v, std::move(out));
 }
 
 Value replace_text(Runtime& rt, const Value& v, const Args& args) {
@@ -116,7 +124,8 @@ Value replace_text(Runtime& rt, const Value& v, const Args& args) {
 }
 
 Value trim(Runtime& rt, const Value& v, const Args& args) {
-  return rt.string(strip(rt, to_text(rt, v), args[0], true, true));
+  const std::string all = to_text(rt, v);
+  return rt.string_of(v, strip(rt, all, args[0], true, true));
 }
 
 // --- Sequences and mappings
@@ -144,6 +153,7 @@ Value first(Runtime& rt, const Value& v, const Args&) {
 
 Value last(Runtime& rt, const Value& v, const Args&) {
   if (v.is(Kind::kIterator)) rt.fail("'generator' object is not reversible");
+  if (v.is(Kind::kString) && length(rt, v) > 0) return get_item(rt, v, Value::integer(-1));
   const std::vector<Value> all = items_of(rt, v);
   return all.empty() ? rt.undefined("No last item, sequence was empty.") : all.back();
 }
@@ -185,6 +195,35 @@ Value sort(Runtime& rt, const Value& v, const Args& args) {
   keys.reserve(all.size());
   for (const Value& item : all) keys.push_back(key_of(rt, item, args[2], args[1]));
   return rt.list(sorted(rt, all, keys, truthy(rt, args[0])));
+}
+
+template <Compare better>
+Value extreme(Runtime& rt, const Value& v, const Args& args) {
+  Cursor cursor(rt, v);
+  Value best, best_key;
+  for (Value item; cursor.next(&item);) {
+    const Value key = key_of(rt, item, args[1], args[0]);
+    if (!best.missing() && !compare(rt, better, key, best_key)) continue;
+    best = item;
+    best_key = key;
+  }
+  return best.missing() ? rt.undefined("No aggregated item, sequence was empty.") : best;
+}
+
+// The first of those items that have one key.
+Value unique(Runtime& rt, const Value& v, const Args& args) {
+  Dict seen;
+  std::vector<Value> out;
+  Cursor cursor(rt, v);
+  for (Value item; cursor.next(&item);) {
+    const Value key = key_of(rt, item, args[1], args[0]);
+    if (!Dict::is_key(key))
+      rt.fail("unique of a value of type '{}' is not supported in chat templates", type_name(key));
+    if (rt.find(seen, key) != nullptr) continue;
+    rt.set(seen, key, key);
+    out.push_back(item);
+  }
+  return generator(rt, std::move(out));
 }
 
 Value dict_sort(Runtime& rt, const Value& v, const Args& args) {
@@ -263,11 +302,13 @@ constexpr Callable kFilters[] = {{"capitalize", change_text<text::Case::kCapital
                                  {"list", list},
                                  {"lower", change_text<text::Case::kLower>},
                                  {"map", map, 0, Callable::kAny},
+                                 {"max", extreme<Compare::kGreater>, 0, 2, {"case_sensitive", "attribute"}},
+                                 {"min", extreme<Compare::kLess>, 0, 2, {"case_sensitive", "attribute"}},
                                  {"reject", select<false, false>, 0, 2},
                                  {"rejectattr", select<true, false>, 1, 3},
                                  {"replace", replace_text, 2, 3, {"old", "new", "count"}},
                                  {"reverse", reverse},
-                                 {"safe", string},  // nothing is escaped, so there is nothing to mark
+                                 {"safe", safe},
                                  {"select", select<false, true>, 0, 2},
                                  {"selectattr", select<true, true>, 1, 3},
                                  {"sort", sort, 0, 3, {"reverse", "case_sensitive", "attribute"}},
@@ -275,6 +316,7 @@ constexpr Callable kFilters[] = {{"capitalize", change_text<text::Case::kCapital
                                  {"title", title},
                                  {"tojson", tojson, 0, 4, {"ensure_ascii", "indent", "separators", "sort_keys"}},
                                  {"trim", trim, 0, 1, {"chars"}},
+                                 {"unique", unique, 0, 2, {"case_sensitive", "attribute"}},
                                  {"upper", change_text<text::Case::kUpper>}};
 
 // --- Tests

@@ -102,7 +102,8 @@ class Interpreter {
         assign(*s.target, evaluate(*s.expr));
         break;
       case StmtKind::kSetBlock:
-        return run_set_block(s);
+      case StmtKind::kFilter:
+        return run_block(s);
       case StmtKind::kMacro: {
         auto* macro = rt_.make<Macro>();
         macro->node = &s;
@@ -157,7 +158,8 @@ class Interpreter {
     return run_body(s.other);  // a break in here ends the loop around
   }
 
-  Flow run_set_block(const Stmt& s) {
+  // A set or filter block.
+  Flow run_block(const Stmt& s) {
     std::string text;
     const Flow flow = capture(s.body, rt_.make<Scope>(scope_), &text);
     if (flow != Flow::kNormal) return flow;
@@ -166,7 +168,13 @@ class Interpreter {
       const Restore<Value> restore(block_text_, value);
       value = evaluate(*s.expr);
     }
-    assign(*s.target, value);
+    if (s.kind == StmtKind::kSetBlock) {
+      assign(*s.target, value);
+    } else if (value.is(Kind::kString)) {
+      print(value.text());
+    } else {
+      rt_.fail("a filter block's text became a value of type '{}'", type_name(value));
+    }
     return Flow::kNormal;
   }
 
@@ -304,7 +312,7 @@ class Interpreter {
   Scope* scope_ = nullptr;
   std::string* out_ = nullptr;
   const std::map<std::string_view, Symbol>::const_iterator loop_symbol_;
-  Value block_text_;  // what the filters of a set block are applied to
+  Value block_text_;  // what the filters of a block are applied to
 };
 
 }  // namespace

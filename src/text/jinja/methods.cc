@@ -50,31 +50,33 @@ Value has_affix(Runtime& rt, const Value& self, const Args& args) {
 
 template <bool left, bool right>
 Value strip_method(Runtime& rt, const Value& self, const Args& args) {
-  return rt.string(strip(rt, self.text(), args[0], left, right));
+  return rt.string_of(self, strip(rt, self.text(), args[0], left, right));
 }
 
 Value replace_method(Runtime& rt, const Value& self, const Args& args) {
   const Int limit = args[2].missing() ? -1 : int_argument(rt, args[2], "count");
-  return rt.string(replace(rt, self.text(), text_argument(rt, args[0]), text_argument(rt, args[1]), limit));
+  const std::string_view from = text_argument(rt, args[0]), to = text_argument(rt, args[1]);
+  if (!self.is_safe()) return rt.string(replace(rt, self.text(), from, to, limit));
+  return rt.string_of(self, replace(rt, self.text(), from, escaped(rt, args[1]), limit));
 }
 
-Value list_of(Runtime& rt, const std::vector<std::string_view>& parts) {
+Value list_of(Runtime& rt, const Value& whole, const std::vector<std::string_view>& parts) {
   std::vector<Value> items;
   items.reserve(parts.size());
-  for (const std::string_view part : parts) items.push_back(rt.string(part));
+  for (const std::string_view part : parts) items.push_back(rt.string_of(whole, part));
   return rt.list(std::move(items));
 }
 
 Value split_method(Runtime& rt, const Value& self, const Args& args) {
   const Int limit = args[1].missing() ? -1 : int_argument(rt, args[1], "maxsplit");
-  if (args[0].none_or_missing()) return list_of(rt, split(rt, self.text(), std::nullopt, limit));
+  if (args[0].none_or_missing()) return list_of(rt, self, split(rt, self.text(), std::nullopt, limit));
   const std::string_view separator = text_argument(rt, args[0]);
   if (separator.empty()) rt.fail("empty separator");
-  return list_of(rt, split(rt, self.text(), separator, limit));
+  return list_of(rt, self, split(rt, self.text(), separator, limit));
 }
 
 Value split_lines_method(Runtime& rt, const Value& self, const Args& args) {
-  return list_of(rt, split_lines(rt, self.text(), truthy(rt, args[0])));
+  return list_of(rt, self, split_lines(rt, self.text(), truthy(rt, args[0])));
 }
 
 Value join_method(Runtime& rt, const Value& self, const Args& args) {
@@ -87,20 +89,71 @@ Value join_method(Runtime& rt, const Value& self, const Args& args) {
     }
     rt.charge(item.text().size() + self.text().size());
     if (index > 0) out += self.text();
-    out += item.text();
+    if (self.is_safe()) {
+      out += escaped(rt, item);
+    } else {
+      out += item.text();
+    }
   }
-  return rt.string(std::move(out));
+  return rt.string_of(self, std::move(out));
 }
 
 template <text::Case to>
 Value change_case(Runtime& rt, const Value& self, const Args&) {
-  return rt.string(with_case(rt, self.text(), to));
+  return rt.string_of(self, with_case(rt, self.text(), to));
+}
+
+// The argument that a field of str.format asks for; `next` counts the fields without a name or number.
+Value field_value(Runtime& rt, std::string_view field, const Args& args, size_t* next) {
+  if (field.find_first_of("!:.[{") != field.npos) {
+    rt.fail("a field of str.format that is no name or number is not supported in chat templates");
+  }
+  const bool number = !field.empty() && field.find_first_not_of("0123456789") == field.npos;
+  if (field.empty() || number) {
+    const Int place = number ? parse_int(field).value_or(kIntBound) : static_cast<Int>((*next)++);
+    if (place >= static_cast<Int>(args.positional.size()))
+      rt.fail("format() has no argument for the field {{{}}}", short_name(field));
+    return args.positional[static_cast<size_t>(place)];
+  }
+  for (const auto& [name, value] : args.named) {
+    if (name == field) return value;
+  }
+  rt.fail("format() has no argument for the field {{{}}}", short_name(field));
+}
+
+Value format_method(Runtime& rt, const Value& self, const Args& args) {
+  const std::string_view text = self.text();
+  std::string out;
+  size_t unnumbered = 0;
+  bool numbered = false;
+  for (size_t pos = 0; pos < text.size();) {
+    rt.step();
+    const size_t brace = std::min(text.find_first_of("{}", pos), text.size());
+    rt.charge(brace - pos + 1);
+    out += text.substr(pos, brace - pos);
+    pos = brace + 2;
+    if (brace == text.size()) break;
+    if (text.substr(brace + 1, 1) == text.substr(brace, 1)) {
+      out += text[brace];
+      continue;
+    }
+    const size_t end = text[brace] == '{' ? text.find('}', brace) : text.npos;
+    if (end == text.npos) rt.fail("Single '{}' encountered in format string", text[brace]);
+    const std::string_view field = text.substr(brace + 1, end - brace - 1);
+    const Value value = field_value(rt, field, args, &unnumbered);
+    out += self.is_safe() ? escaped(rt, value) : to_text(rt, value);
+    numbered = numbered || (!field.empty() && field.find_first_not_of("0123456789") == field.npos);
+    if (numbered && unnumbered > 0) rt.fail("format() has fields with numbers and without");
+    pos = end + 1;
+  }
+  return rt.string_of(self, std::move(out));
 }
 
 constexpr Callable kStringMethods[] = {{"capitalize", change_case<text::Case::kCapitalize>},
                                        {"count", count_text, 1, 1},
                                        {"endswith", has_affix<true>, 1, 1},
                                        {"find", find, 1, 1},
+                                       {"format", format_method, 0, Callable::kAny},
                                        {"join", join_method, 1, 1},
                                        {"lower", change_case<text::Case::kLower>},
                                        {"lstrip", strip_method<true, false>, 0, 1},

@@ -99,14 +99,18 @@ Value number_arithmetic(Runtime& rt, Binary op, const Value& a, const Value& b) 
   }
 }
 
-Value repeat(Runtime& rt, std::string_view text, Int count) {
+Value repeat(Runtime& rt, const Value& string, Int count) {
+  const std::string_view text = string.text();
   rt.charge(text.size(), count);
   std::string out;
   for (Int i = 0; i < count && !text.empty(); ++i) out += text;
-  return rt.string(std::move(out));
+  return rt.string_of(string, std::move(out));
 }
 
 Value concatenate(Runtime& rt, const Value& a, const Value& b) {
+  if (a.is_safe() || b.is_safe()) {
+    return rt.string(escaped(rt, a) + escaped(rt, b), /*safe=*/true);
+  }
   if (a.is(Kind::kString)) {
     std::string out;
     out.reserve(a.text().size() + b.text().size());
@@ -233,8 +237,8 @@ Value arithmetic(Runtime& rt, Binary op, const Value& a, const Value& b) {
   if (op == Binary::kAdd && a.kind() == b.kind() && (a.is(Kind::kString) || a.is_sequence())) {
     return concatenate(rt, a, b);
   }
-  if (op == Binary::kMultiply && a.is(Kind::kString) && b.is_integral()) return repeat(rt, a.text(), b.as_int());
-  if (op == Binary::kMultiply && b.is(Kind::kString) && a.is_integral()) return repeat(rt, b.text(), a.as_int());
+  if (op == Binary::kMultiply && a.is(Kind::kString) && b.is_integral()) return repeat(rt, a, b.as_int());
+  if (op == Binary::kMultiply && b.is(Kind::kString) && a.is_integral()) return repeat(rt, b, a.as_int());
   if (op == Binary::kMultiply && (a.is_sequence() || b.is_sequence())) {
     rt.fail("multiplying a list is not supported in chat templates");
   }

@@ -136,6 +136,7 @@ class Parser {
     if (tag.text == "for") return parse_for(line);
     if (tag.text == "set") return parse_set(line);
     if (tag.text == "macro") return parse_macro(line);
+    if (tag.text == "filter") return parse_filter(line);
     if (tag.text == "generation") {
       Stmt* s = make(StmtKind::kGeneration, line);
       s->body = function_body("endgeneration");
@@ -145,8 +146,8 @@ class Parser {
       if (loops_ == 0) fail(fmt::format("'{}' outside loop", tag.text));
       return make(tag.text == "break" ? StmtKind::kBreak : StmtKind::kContinue, line);
     }
-    for (const std::string_view other : {"call", "filter", "raw", "include", "import", "from", "extends", "block",
-                                         "autoescape", "with", "print", "do", "trans", "debug"}) {
+    for (const std::string_view other : {"call", "raw", "include", "import", "from", "extends", "block", "autoescape",
+                                         "with", "print", "do", "trans", "debug"}) {
       if (tag.text == other) unsupported(fmt::format("the tag '{}' is", other));
     }
     fail(fmt::format("Encountered unknown tag '{}'.", tag.text));
@@ -190,6 +191,13 @@ class Parser {
       s->expr = filters(nullptr);
       s->body = body_to("endset");
     }
+    return s;
+  }
+
+  Stmt* parse_filter(int line) {
+    Stmt* s = make(StmtKind::kFilter, line);
+    s->expr = filters(filter(nullptr));
+    s->body = body_to("endfilter");
     return s;
   }
 
@@ -525,13 +533,14 @@ class Parser {
 
   // Those behind `|`; `value` where there are none.
   Expr* filters(Expr* value) {
-    while (skip_if("|")) {
-      Expr* e = make(ExprKind::kFilter, current().line, {value});
-      e->name = out_.name_of(expect(Token::kName, "a name").text);
-      if (at("(")) arguments(e);
-      value = e;
-    }
+    while (skip_if("|")) value = filter(value);
     return value;
+  }
+  Expr* filter(Expr* value) {
+    Expr* e = make(ExprKind::kFilter, current().line, {value});
+    e->name = out_.name_of(expect(Token::kName, "a name").text);
+    if (at("(")) arguments(e);
+    return e;
   }
 
   Expr* test(Expr* value) {

@@ -27,7 +27,7 @@ enum class ExprKind : uint8_t {
   kItem,       // items[0][items[1]]
   kSlice,      // items[0][items[1]:items[2]:items[3]], each of the three may be null
   kCall,       // items[0](items[1..], named)
-  kFilter,     // items[0]|filter(items[1..], named); items[0] is null in a set block: the block's text
+  kFilter,     // items[0]|filter(items[1..], named); items[0] is null at a block: the block's text
   kTest,       // items[0] is test(items[1..])
   kNot,
   kNegate,
@@ -60,6 +60,7 @@ enum class StmtKind : uint8_t {
   kFor,         // for target in expr if condition: body else other
   kSet,         // target = expr
   kSetBlock,    // target = body, through the filters of expr (may be null)
+  kFilter,      // body through the filters of expr
   kMacro,       // symbol(parameters): body
   kGeneration,  // transformers' {% generation %}: body in a scope of its own
   kBreak,

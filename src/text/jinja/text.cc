@@ -28,7 +28,10 @@ class Writer {
       case Kind::kFloat:
         return real(v.as_real());
       case Kind::kString:
-        return quoted(v.text());
+        if (json_ || !v.is_safe()) return quoted(v.text());
+        put("Markup(");
+        quoted(v.text());
+        return put(")");
       case Kind::kList:
         return list("[", v.items(), "]");
       case Kind::kTuple:
@@ -106,6 +109,7 @@ class Writer {
   void new_line() {
     if (!style_.pretty) return;
     put("\n");
+    rt_.work(static_cast<uint64_t>(level_));  // an indent of nothing is no bytes
     for (int i = 0; i < level_; ++i) put(style_.indent);
   }
 
@@ -194,6 +198,22 @@ std::string to_text(Runtime& rt, const Value& v) {
   return out;
 }
 
+std::string escaped(Runtime& rt, const Value& v) {
+  if (v.is_safe()) return to_text(rt, v);
+  std::string out;
+  for (const char c : to_text(rt, v)) {
+    constexpr std::string_view kSpecial = "&<>'\"";
+    constexpr std::string_view kNames[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
+    if (const size_t at = kSpecial.find(c); at != kSpecial.npos) {
+      rt.charge(kNames[at].size());
+      out += kNames[at];
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
 std::string_view short_name(std::string_view name) { return name.substr(0, text::byte_of(name, 50)); }
 
 std::optional<Int> parse_int(std::string_view text) {
@@ -266,6 +286,7 @@ std::string_view strip(Runtime& rt, std::string_view text, const Value& set, boo
   if (!set.is(Kind::kString)) rt.fail("strip arg must be None or str");
   // UTF-8: a character is in the set where its bytes are, since no character's bytes begin inside of another's.
   const auto in_set = [&](std::string_view character) {
+    rt.step();
     rt.work(set.text().size());
     return set.text().find(character) != std::string_view::npos;
   };

@@ -15,6 +15,7 @@ namespace nfp::jinja {
 std::string to_text(Runtime& rt, const Value& v);  // str(v)
 std::string repr(Runtime& rt, const Value& v);
 void append_text(Runtime& rt, std::string& out, const Value& v);
+std::string escaped(Runtime& rt, const Value& v);  // str(v) as HTML, where v is no safe text
 
 // transformers' tojson filter: Python's json.dumps.
 struct JsonStyle {

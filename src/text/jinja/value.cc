@@ -21,7 +21,7 @@ std::string key_text(const Value& key) {
 
 }  // namespace
 
-Str::Str(std::string t) : text(std::move(t)), length(text::count_code_points(text)) {}
+Str::Str(std::string t, bool is_safe) : text(std::move(t)), length(text::count_code_points(text)), safe(is_safe) {}
 
 const char* type_name(const Value& v) {
   constexpr const char* kNames[] = {"Undefined", "Undefined",   "NoneType", "bool",    "int",       "float",
@@ -65,11 +65,12 @@ Value attribute(Runtime& rt, const Value& object, std::string_view name) {
   return refused.empty() ? Value() : rt.undefined(refused);
 }
 
-Value code_point(Runtime& rt, const Str& s, size_t index) {
-  if (s.ascii()) return rt.string(std::string_view(s.text).substr(index, 1));
-  rt.work(s.text.size());
-  const size_t begin = text::byte_of(s.text, index);
-  return rt.string(std::string_view(s.text).substr(begin, text::utf8_length(s.text[begin])));
+Value code_point(Runtime& rt, const Value& string, size_t index) {
+  const std::string_view text = string.text();
+  if (string.as_str().ascii()) return rt.string_of(string, text.substr(index, 1));
+  rt.work(text.size());
+  const size_t begin = text::byte_of(text, index);
+  return rt.string_of(string, text.substr(begin, text::utf8_length(text[begin])));
 }
 
 // object[key] of Python; kMissing where it raises a TypeError or LookupError.
@@ -86,7 +87,7 @@ Value subscript(Runtime& rt, const Value& object, const Value& key) {
   const Int size = length(rt, object);
   const Int index = key.as_int() < 0 ? key.as_int() + size : key.as_int();
   if (index < 0 || index >= size) return {};
-  return object.is(Kind::kString) ? code_point(rt, object.as_str(), static_cast<size_t>(index))
+  return object.is(Kind::kString) ? code_point(rt, object, static_cast<size_t>(index))
                                   : object.items()[static_cast<size_t>(index)];
 }
 
@@ -163,7 +164,7 @@ Value slice(Runtime& rt, const Value& object, const Value& start, const Value& s
   begins.push_back(all.size());
   std::string out;
   for (const size_t i : places) out += all.substr(begins[i], begins[i + 1] - begins[i]);
-  return rt.string(std::move(out));
+  return rt.string_of(object, std::move(out));
 }
 
 Value path_item(Runtime& rt, const Value& object, const Value& path, const Value& otherwise) {

@@ -95,6 +95,7 @@ class Value {
   double as_real() const { return real_; }
   const Str& as_str() const { return as<Str>(); }
   std::string_view text() const;            // of kString
+  bool is_safe() const;                     // of any kind
   const std::vector<Value>& items() const;  // has_items()
   const Dict& as_dict() const { return as<Dict>(); }
   template <typename T>
@@ -115,10 +116,11 @@ class Value {
 };
 
 struct Str : Object {
-  explicit Str(std::string t);
+  explicit Str(std::string t, bool is_safe = false);
   bool ascii() const { return length == text.size(); }
   const std::string text;  // valid UTF-8
   const size_t length;     // in code points
+  const bool safe;         // of the filter safe, or made of such a text: HTML, which + escapes what it joins with
 };
 
 struct List : Object {  // also a tuple and a view; never changed once a template can see it
@@ -164,13 +166,16 @@ class Heap {
     objects_.push_back(std::move(owned));
     return raw;
   }
-  Value string(std::string text) { return Value::object(Kind::kString, make<Str>(std::move(text))); }
+  Value string(std::string text, bool safe = false) {
+    return Value::object(Kind::kString, make<Str>(std::move(text), safe));
+  }
 
  private:
   std::vector<std::unique_ptr<Object>> objects_;
 };
 
 inline std::string_view Value::text() const { return as<Str>().text; }
+inline bool Value::is_safe() const { return is(Kind::kString) && as<Str>().safe; }
 inline const std::vector<Value>& Value::items() const { return as<List>().items; }
 
 // Python's name of a value's type, for error messages: "str", "dict", "NoneType" ...
@@ -245,12 +250,15 @@ class Runtime {
     charge(sizeof(T));
     return heap_.make<T>(std::forward<Args>(args)...);
   }
-  Value string(std::string text) {
+  Value string(std::string text, bool safe = false) {
     charge(text.size() + sizeof(Str));
-    return heap_.string(std::move(text));
+    return heap_.string(std::move(text), safe);
   }
   Value string(std::string_view text) { return string(std::string(text)); }
   Value string(const char* text) { return string(std::string(text)); }
+  // A text made of `source`: safe where that is.
+  Value string_of(const Value& source, std::string text) { return string(std::move(text), source.is_safe()); }
+  Value string_of(const Value& source, std::string_view text) { return string_of(source, std::string(text)); }
   Value list(std::vector<Value> items, Kind kind = Kind::kList) {
     charge(sizeof(Value), static_cast<Int>(items.size()));
     List* list = kind == Kind::kIterator ? make<Iterator>() : make<List>();

@@ -51,7 +51,9 @@ constexpr uint32_t race_word(RaceKey k, int32_t id) {
 
 // A token's E: between 2^-33 and 23, where the word is spread evenly over (0, 1).
 inline constexpr float kLeastLog2OfExponential = -33.0f;
-NFP_HOST_AND_DEVICE inline double exponential_of(uint32_t word) { return -std::log1p(-(static_cast<double>(word) + 0.5) * 0x1p-32); }
+NFP_HOST_AND_DEVICE inline double exponential_of(uint32_t word) {
+  return -std::log1p(-(static_cast<double>(word) + 0.5) * 0x1p-32);
+}
 
 // When a token arrives whose weight is exp((logit - maximum) * factor).
 NFP_HOST_AND_DEVICE inline double arrival_of(uint32_t word, float logit, float maximum, float factor) {

@@ -226,8 +226,8 @@ struct KernelTable {
   int32_t (*at_least)(const float* x, int32_t n, float threshold, Candidate* out, int32_t capacity);
   // out[i] = exp((x[i] - maximum) * factor).
   void (*exps)(const float* x, int32_t n, float maximum, float factor, float* out);
-  // Those that may arrive by `latest`, in order of id, and few others: those of which coarse bits do not tell. `out` has
-  // room for end - first; returns how many there are.
+  // Those that may arrive by `latest`, in order of id, and few others: those of which coarse bits do not tell. `out`
+  // has room for end - first; returns how many there are.
   int32_t (*racers)(const RacePass& pass, Candidate* out);
 
   // Ceilings (machine.h).

@@ -58,7 +58,12 @@ std::span<Candidate> keep_top_k(std::span<Candidate> candidates, int32_t k, Samp
 class Race {
  public:
   Race(const Logits& logits, const SamplingRow& row, int32_t best, float factor)
-      : logits_(logits), row_(row), maximum_(logits.x[best]), factor_(static_cast<double>(factor)), best_(best), key_(race_key(row.seed, row.draw)) {}
+      : logits_(logits),
+        row_(row),
+        maximum_(logits.x[best]),
+        factor_(static_cast<double>(factor)),
+        best_(best),
+        key_(race_key(row.seed, row.draw)) {}
 
   double weight_of(const Candidate& c) const { return std::exp((static_cast<double>(c.logit) - maximum_) * factor_); }
 
@@ -72,10 +77,7 @@ class Race {
   Candidate first_of_all(const Candidate& cut, std::span<Candidate> scratch) const {
     constexpr int32_t kBlock = 1024;
     Winner winner = likeliest();
-    RacePass pass{.logits = logits_.x,
-                  .key = key_,
-                  .maximum = maximum_,
-                  .factor = static_cast<float>(factor_)};
+    RacePass pass{.logits = logits_.x, .key = key_, .maximum = maximum_, .factor = static_cast<float>(factor_)};
     for (pass.first = 0; pass.first < logits_.n; pass.first = pass.end) {
       pass.end = std::min(pass.first + kBlock, logits_.n);
       pass.latest = static_cast<float>(std::log2(winner.arrival));
@@ -167,7 +169,8 @@ int32_t choose(const KernelTable& kernels, const SampleArgs& args, int32_t row, 
   };
   double target = 0;
   if (s.top_p < 1.0f) {
-    target = static_cast<double>(s.top_p) * (is_list ? weight(list) : kernels.sum_exp(logits.x, logits.n, maximum, factor));
+    target =
+        static_cast<double>(s.top_p) * (is_list ? weight(list) : kernels.sum_exp(logits.x, logits.n, maximum, factor));
   }
   // Top-p keeps the likeliest, until they weigh enough: the winner, if those likelier do not. Where they do it keeps
   // nobody who is as unlikely as the winner, and the others' race is run again: 1 + ln(1 / top_p) times on average,
@@ -180,8 +183,7 @@ int32_t choose(const KernelTable& kernels, const SampleArgs& args, int32_t row, 
     if (is_list) {
       for (const Candidate& c : list) before += likelier(c, winner) ? race.weight_of(c) : 0.0;
     } else {
-      const int32_t count =
-          kernels.at_least(logits.x, logits.n, winner.logit, scratch.candidates.data(), logits.n);
+      const int32_t count = kernels.at_least(logits.x, logits.n, winner.logit, scratch.candidates.data(), logits.n);
       for (const Candidate& c : std::span(scratch.candidates.data(), static_cast<size_t>(count))) {
         before += likelier(c, winner) ? race.weight_of(c) : 0.0;
       }

@@ -272,13 +272,14 @@ void exps(const float* x, int32_t n, float maximum, float factor, float* out) {
   }
 }
 
-// E of race.h is at least the number v in (0, 1) that it is made of; v is at least what its coarse bits say; and log2(v)
-// is at least what the bits of v read as an integer say (a chord below the curve, by at most 0.09).
+// E of race.h is at least the number v in (0, 1) that it is made of; v is at least what its coarse bits say; and
+// log2(v) is at least what the bits of v read as an integer say (a chord below the curve, by at most 0.09).
 int32_t racers(const RacePass& pass, Candidate* out) {
   constexpr float kRounding = 1e-3f;  // of what follows, where it is not infinitely more than `latest`
   const RoundKeys keys(pass.key.key);
   const Vec m = splat(pass.maximum), f = splat(pass.factor * 1.44269504088896341f);
-  const Vec latest = splat(pass.latest + kRounding), hopeless = splat(pass.latest + kRounding - kLeastLog2OfExponential);
+  const Vec latest = splat(pass.latest + kRounding),
+            hopeless = splat(pass.latest + kRounding - kLeastLog2OfExponential);
   int32_t count = 0;
   for (int32_t i = pass.first; i < pass.end; i += 32) {
     Vec down[2];  // from the maximum, as a logarithm of weights; NaN for NaN

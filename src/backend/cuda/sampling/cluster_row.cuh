@@ -286,10 +286,16 @@ struct ClusterRow {
 };
 
 __device__ __forceinline__ ClusterRow make_row(RowShared& shared, const RowCut& cut, int32_t vocab,
-                                                uint32_t exchanges = 0) {
+                                               uint32_t exchanges = 0) {
   const uint32_t thread = ptx::read_thread();  // made again after a call, nothing of a row is in registers meanwhile
-  return {shared,      reinterpret_cast<uint32_t*>(&shared + 1), vocab,       cut.segment, static_cast<uint32_t>(cut.blocks),
-          thread / 32, thread % 32,                              exchanges};
+  return {shared,
+          reinterpret_cast<uint32_t*>(&shared + 1),
+          vocab,
+          cut.segment,
+          static_cast<uint32_t>(cut.blocks),
+          thread / 32,
+          thread % 32,
+          exchanges};
 }
 
 }  // namespace nfp::cuda

@@ -149,9 +149,9 @@ __device__ __noinline__ KeptWeight weigh_kept(RowShared& shared, RowCut shape, u
 }
 
 // The token that is drawn of those that the cut keeps, with top-p's target in shared.target. Top-p keeps the likeliest,
-// until they weigh enough: the winner, if those likelier do not. Where they do it keeps nobody who is as unlikely as the
-// winner, and the others' race is run again: 1 + ln(1 / top_p) times on average, since the winner is as likely in any
-// place of the weight. A call, since its caller has no registers left for it; so it takes the row in parts.
+// until they weigh enough: the winner, if those likelier do not. Where they do it keeps nobody who is as unlikely as
+// the winner, and the others' race is run again: 1 + ln(1 / top_p) times on average, since the winner is as likely in
+// any place of the weight. A call, since its caller has no registers left for it; so it takes the row in parts.
 struct Raced {
   int32_t id;
   uint32_t exchanges;

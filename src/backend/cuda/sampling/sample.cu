@@ -1,6 +1,6 @@
 #include "backend/cuda/sampling/load_row.cuh"
-#include "backend/cuda/sampling/sampling_kernels.h"
 #include "backend/cuda/sampling/race.cuh"
+#include "backend/cuda/sampling/sampling_kernels.h"
 #include "backend/cuda/sampling/search.cuh"
 
 namespace nfp::cuda {
@@ -145,14 +145,13 @@ __device__ __forceinline__ Drawn draw(ClusterRow& row, const SamplingRow& s, uin
     }
     cut.key = kept.key;
     if (kept.ties != Kept::kAll) {
-      const LastTie last =
-          last_tie(row.shared, {static_cast<int>(row.blocks), row.segment}, row.exchanges, kept);
+      const LastTie last = last_tie(row.shared, {static_cast<int>(row.blocks), row.segment}, row.exchanges, kept);
       cut.id = last.after;
       row.exchanges = last.exchanges;
     }
     if (limited.p()) {
-      const KeptWeight weight = weigh_kept(row.shared, {static_cast<int>(row.blocks), row.segment}, row.exchanges, cut,
-                                           weigh.maximum);
+      const KeptWeight weight =
+          weigh_kept(row.shared, {static_cast<int>(row.blocks), row.segment}, row.exchanges, cut, weigh.maximum);
       total = weight.sum;
       row.exchanges = weight.exchanges;
     }

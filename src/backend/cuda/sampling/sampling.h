@@ -2,14 +2,15 @@
 // seed and draw choose the same token.
 //
 // A cluster of thread blocks has a row in its shared memory and never sorts it. Its warps tell each other their largest
-// logit and what their tokens weigh, once; that gives a bound which few tokens of most rows reach, and one block sorts
-// those. Where they are too many or not enough, a histogram (histogram.cuh) and a search over thresholds narrow what
-// top-k or top-p may cut at until it fits into that block's list (search.cuh).
+// logit and, for top-p, what their tokens weigh, once. Tokens race (race.cuh), and top-p asks what those likelier than
+// the winner weigh. For top-k the warps' largest logits give a bound which few tokens of most rows reach, and one block
+// sorts those; where they are too many or not enough, a histogram (histogram.cuh) and a search over thresholds narrow
+// what top-k may cut at until it fits into that block's list (search.cuh).
 //
-// The CPU's token may differ where rounding decides. Weights are FP32 exponentials (FP64 in the list), summed in FP64
-// but in another order, so u times their total may fall on the other side of a boundary between two tokens that it
-// nearly hits; likewise a token at top-p's or min-p's limit may be kept by one and cut by the other. The test allows
-// 1e-6 of the total. Results are the same from run to run and do not depend on the other rows.
+// The CPU's token may differ where rounding decides. Arrivals are compared in FP64, so that is seldom; but weights are
+// FP32 exponentials (FP64 in the list), summed in FP64 in another order, so a token at top-p's or min-p's limit may be
+// kept by one and cut by the other. The test allows 1e-6 of the total. Results are the same from run to run and do not
+// depend on the other rows.
 #pragma once
 
 #include <span>

@@ -300,7 +300,8 @@ bool may_be_drawn(const Batch& b, int32_t r, const cpu::CpuTokenHistory& history
   for (size_t kept = 1; kept <= high; ++kept) {
     const int32_t id = order[kept - 1];
     const uint32_t word = race_word(race_key(s.seed, s.draw), id);
-    const double arrival = arrival_of(word, x[static_cast<size_t>(id)], static_cast<float>(maximum), 1.0f / s.temperature);
+    const double arrival =
+        arrival_of(word, x[static_cast<size_t>(id)], static_cast<float>(maximum), 1.0f / s.temperature);
     earliest = std::min(earliest, arrival);
     if (id == token) own = arrival;
     if (kept >= low && own <= earliest * (1 + slack)) return true;
@@ -434,7 +435,7 @@ TEST_F(SamplingGpu, GivesTheCpusTokens) {
     if (HasFatalFailure()) return;
   }
   EXPECT_GE(tally.drawn, 1600);
-  EXPECT_LE(tally.by_rounding, tally.drawn / 100);
+  EXPECT_LE(tally.by_rounding, tally.drawn / 500);
   std::printf("%d rows, %d drawn, %d chosen differently by rounding\n", tally.rows, tally.drawn, tally.by_rounding);
 }
 
@@ -458,7 +459,7 @@ TEST_F(SamplingGpu, RowsOfEveryShape) {
     check_batch(b, kEverything, tally);
     if (HasFatalFailure()) return;
   }
-  EXPECT_LE(tally.by_rounding, tally.drawn / 50);
+  EXPECT_LE(tally.by_rounding, tally.drawn / 500);
   std::printf("%d rows, %d drawn, %d chosen differently by rounding\n", tally.rows, tally.drawn, tally.by_rounding);
 }
 

@@ -378,7 +378,7 @@ __device__ __forceinline__ bool narrow(ClusterRow& row, Kept& kept) {
 
 // Limits that act on the list of the likeliest, and the draw.
 __device__ __noinline__ int32_t draw_from_list(RowShared& shared, int n, const Weigh weigh, uint32_t warp,
-                                                  uint32_t lane) {
+                                               uint32_t lane) {
   sort_list(shared, n);
   const SamplingRow& s = shared.row;
   const int t = static_cast<int>(ptx::read_thread());

@@ -62,9 +62,9 @@ __device__ __forceinline__ float about_exponential_of(uint32_t word) {
   return v < 0.0625f ? series : log2_of_rest * -0.693147181f;
 }
 
-// Who arrives first of the row's tokens that the cut keeps; every thread gets it. A thread finds its own first one in
-// FP32; those that are its warp's first one, or may be, are timed exactly. (A thread whose first two are within FP32's
-// rounding of each other may choose the wrong one: where rounding decides in any case.)
+// Who arrives first of the row's tokens that the cut keeps; every thread gets it. Threads find their own first ones in
+// FP32; where several may be the row's, they are timed exactly. (A thread whose first two are within FP32's rounding of
+// each other may choose the wrong one: where rounding decides in any case.) The runner's arrival is not told.
 __device__ __forceinline__ Runner first_of_row(ClusterRow& row, const Cut& cut, float maximum) {
   constexpr float kSlack = 1.0f + 0x1p-12f;
   const SamplingRow& s = row.shared.row;
@@ -103,16 +103,37 @@ __device__ __forceinline__ Runner first_of_row(ClusterRow& row, const Cut& cut, 
       bound = __uint_as_float(__reduce_min_sync(0xffffffffu, __float_as_uint(first))) * (kSlack * 0x1p16f);
     });
   }
+  // The warps' first ones: when, in FP32, who, and whether that is certain.
   const float of_warp = __uint_as_float(__reduce_min_sync(0xffffffffu, __float_as_uint(first)));
+  const uint32_t near = __ballot_sync(0xffffffffu, first_id != kNobody && first <= of_warp * kSlack);
+  const int32_t id = __shfl_sync(0xffffffffu, first_id, (__ffs(static_cast<int>(near)) - 1) & 31);
+  const bool is_certain = __popc(near) <= 1;
+  const uint32_t key = near != 0 ? row.warp_keys()[id - row.first_id()] : 0;
+  const Told* told = row.tell(uint64_t{__float_as_uint(of_warp)} << 32 | static_cast<uint32_t>(id),
+                              __longlong_as_double(static_cast<int64_t>(uint64_t{is_certain ? 0u : 1u} << 32 | key)));
+  uint32_t earliest = 0xffffffffu;
+  for (uint32_t i = row.lane; i < row.warps(); i += 32)
+    earliest = min(earliest, static_cast<uint32_t>(told[i].word >> 32));
+  bound = __uint_as_float(__reduce_min_sync(0xffffffffu, earliest)) * kSlack;
+  uint32_t count = 0, owner = 0;  // of those that may be the row's first one
+  for (uint32_t i = row.lane; i < row.warps(); i += 32) {
+    if (__uint_as_float(static_cast<uint32_t>(told[i].word >> 32)) > bound) continue;
+    count += 1 + static_cast<uint32_t>(static_cast<uint64_t>(__double_as_longlong(told[i].sum)) >> 32);
+    owner = i;
+  }
+  if (__reduce_add_sync(0xffffffffu, count) == 1) {
+    const Told& winner = told[__reduce_max_sync(0xffffffffu, owner)];
+    return {0.0, static_cast<uint32_t>(__double_as_longlong(winner.sum)), static_cast<int32_t>(winner.word)};
+  }
   Runner mine;
-  if (first_id != kNobody && first <= of_warp * kSlack) {
+  if (first_id != kNobody && first <= bound) {
     mine.key = row.warp_keys()[first_id - row.first_id()];
     mine.id = first_id;
     asm volatile("" : "+f"(maximum));  // or it is kept in FP64 too
     mine.arrival = arrival_of(race_word(race, first_id), logit_of(mine.key), maximum, 1.0f / s.temperature);
   }
   mine = first_of_warp(mine);
-  const Told* told = row.tell(uint64_t{mine.key} << 32 | static_cast<uint32_t>(mine.id), mine.arrival);
+  told = row.tell(uint64_t{mine.key} << 32 | static_cast<uint32_t>(mine.id), mine.arrival);
   Runner winner;
   for (uint32_t i = row.lane; i < row.warps(); i += 32) {
     const Told& other = told[i];

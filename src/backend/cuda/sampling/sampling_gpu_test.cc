@@ -463,6 +463,37 @@ TEST_F(SamplingGpu, RowsOfEveryShape) {
   std::printf("%d rows, %d drawn, %d chosen differently by rounding\n", tally.rows, tally.drawn, tally.by_rounding);
 }
 
+// Two runners that FP32 cannot tell apart with certainty, of one warp and of two blocks.
+TEST_F(SamplingGpu, NearRunnersAreToldApart) {
+  Batch b;
+  b.vocab = 16384;
+  b.ld = b.vocab;
+  b.prompt.resize(1);
+  b.output.resize(1);
+  uint64_t draw = 0;
+  const auto are_near = [](double a, double c) { return std::fabs(a - c) < 1e-4 * c; };
+  for (int32_t other : {9, 16000}) {
+    for (int i = 0; i < 30; ++i) {
+      const auto when = [&](int32_t id) { return exponential_of(race_word(race_key(1, draw), id)); };
+      do ++draw;
+      while (!are_near(when(5), when(other)));
+      SamplingRow row;
+      row.seed = 1;
+      row.draw = draw;
+      row.temperature = 1.0f;
+      b.row.push_back(row);
+      b.logits.insert(b.logits.end(), static_cast<size_t>(b.vocab), -kInfinity);
+      b.logits[b.logits.size() - static_cast<size_t>(b.vocab) + 5] = 1.0f;
+      b.logits[b.logits.size() - static_cast<size_t>(b.vocab - other)] = 1.0f;
+      ++b.rows;
+    }
+  }
+  Tally tally;
+  check_batch(b, SamplingNeeds::kDraw, tally);
+  EXPECT_EQ(tally.drawn, 60);
+  EXPECT_EQ(tally.by_rounding, 0);
+}
+
 TEST_F(SamplingGpu, GreedyRowsGiveTheCpusTokens) {
   Generator generator(12);
   Tally tally;

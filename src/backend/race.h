@@ -4,10 +4,10 @@
 //
 // Each token has an E of its own, which depends on the request's seed, the draw and the token alone. So a limit (top-k,
 // top-p, min-p) takes runners away and changes nothing for the others; and two rows of logits that nearly agree draw
-// the same token with a probability of at least (1 - d) / (1 + d), d their distance in total variation (Bavarian et
-// al., "The optimality of correlated sampling", 2016), however large the vocabulary is. Drafts live on that: where a
-// number between 0 and 1 picks a place in the running sum of weights instead, all small differences before that place
-// add up.
+// the same token with a probability of at least (1 - d) / (1 + d), d their distance in total variation (Daliri, Musco
+// and Suresh, "Coupling without communication and drafter-invariant speculative decoding", 2024, with this use of it),
+// however large the vocabulary is. Drafts live on that: where a number between 0 and 1 picks a place in the running sum
+// of weights instead, all small differences before that place add up.
 #pragma once
 
 #include <array>

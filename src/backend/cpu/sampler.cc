@@ -61,11 +61,13 @@ class Race {
       : logits_(logits),
         row_(row),
         maximum_(logits.x[best]),
-        factor_(static_cast<double>(factor)),
+        factor_(factor),
         best_(best),
         key_(race_key(row.seed, row.draw)) {}
 
-  double weight_of(const Candidate& c) const { return std::exp((static_cast<double>(c.logit) - maximum_) * factor_); }
+  double weight_of(const Candidate& c) const {
+    return std::exp((static_cast<double>(c.logit) - static_cast<double>(maximum_)) * static_cast<double>(factor_));
+  }
 
   // Who arrives first of the candidates, in order of id, that are less likely than nobody in `cut`.
   Candidate first_of(std::span<const Candidate> candidates, const Candidate& cut) const {
@@ -77,7 +79,7 @@ class Race {
   Candidate first_of_all(const Candidate& cut, std::span<Candidate> scratch) const {
     constexpr int32_t kBlock = 1024;
     Winner winner = likeliest();
-    RacePass pass{.logits = logits_.x, .key = key_, .maximum = maximum_, .factor = static_cast<float>(factor_)};
+    RacePass pass{.logits = logits_.x, .key = key_, .maximum = maximum_, .factor = factor_};
     for (pass.first = 0; pass.first < logits_.n; pass.first = pass.end) {
       pass.end = std::min(pass.first + kBlock, logits_.n);
       pass.latest = static_cast<float>(std::log2(winner.arrival));
@@ -95,19 +97,19 @@ class Race {
   // No limit takes it away.
   Winner likeliest() const {
     const Candidate c{maximum_, best_};
-    return {c, arrival_of(race_word(key_, best_), c.logit, maximum_, static_cast<float>(factor_))};
+    return {c, arrival_of(race_word(key_, best_), c.logit, maximum_, factor_)};
   }
   void offer(const Candidate& c, const Candidate& cut, Winner& winner) const {
     if (!likelier(c, cut)) return;
     if (row_.min_p > 0.0f && c.logit < maximum_ && weight_of(c) < static_cast<double>(row_.min_p)) return;
-    const double arrival = arrival_of(race_word(key_, c.id), c.logit, maximum_, static_cast<float>(factor_));
+    const double arrival = arrival_of(race_word(key_, c.id), c.logit, maximum_, factor_);
     if (arrival < winner.arrival || (arrival == winner.arrival && c.id < winner.candidate.id)) winner = {c, arrival};
   }
 
   const Logits& logits_;
   const SamplingRow& row_;
   float maximum_;
-  double factor_;
+  float factor_;
   int32_t best_;
   RaceKey key_;
 };

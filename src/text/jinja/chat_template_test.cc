@@ -256,6 +256,9 @@ TEST(ChatTemplate, Mentions) {
 
 // Each of these would run, recurse or grow without end.
 TEST(ChatTemplateLimits, EndHostileTemplates) {
+  const std::string deep = std::string("{% set ns = namespace(x=range(1000) | list) %}{% for i in range(500) %}") +
+                           "{% set ns.x = [ns.x] %}{% endfor %}{% for i in range(200) %}" +
+                           "{{ '' if ns.x | tojson(indent='') }}{% endfor %}";
   for (const char* source :
        {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
@@ -277,10 +280,8 @@ TEST(ChatTemplateLimits, EndHostileTemplates) {
         "{% set a = ' ' * 100000 %}{% for i in range(20000) %}{{ a | int }}{% endfor %}",
         "{% set a = ' ' * 100000 %}{% for i in range(20000) %}{{ [] | tojson(indent=a) }}{% endfor %}",
         "{% set a = ' ' * 100000 %}{% for i in range(20000) %}{{ [] | tojson(separators=(a, a)) }}{% endfor %}",
-        "{% set a = 'é' * 3000 %}{% for i in range(5000) %}{{ '' if a.strip('àáâãäåæçèêëìíîïðñòóôõöøùúûüé') }}{% "
-        "endfor %}",
-        "{% set ns = namespace(x=range(1000) | list) %}{% for i in range(500) %}{% set ns.x = [ns.x] %}{% endfor %}"
-        "{% for i in range(200) %}{{ '' if ns.x | tojson(indent='') }}{% endfor %}"}) {
+        "{% set a = 'é' * 3000 %}{% for i in range(5000) %}{{ '' if a.strip('àáâãäåæçèêëìíîïðñòóôéé') }}{% endfor %}",
+        deep.c_str()}) {
     ChatTemplateInput input = with(ordered_json::object());
     input.limits.max_steps = 1'000'000;
     input.limits.max_output_bytes = 1 << 20;

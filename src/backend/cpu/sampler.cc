@@ -65,11 +65,14 @@ class Race {
         best_(best),
         key_(race_key(row.seed, row.draw)) {}
 
-  double weight_of(const Candidate& c) const {
-    return std::exp((static_cast<double>(c.logit) - static_cast<double>(maximum_)) * static_cast<double>(factor_));
+  // What those of the candidates weigh that are likelier than `cut`.
+  double weigh_likelier(std::span<const Candidate> candidates, const Candidate& cut) const {
+    double sum = 0;
+    for (const Candidate& c : candidates) sum += likelier(c, cut) ? weight_of(c) : 0.0;
+    return sum;
   }
 
-  // Who arrives first of the candidates, in order of id, that are less likely than nobody in `cut`.
+  // Who arrives first of those of the candidates, in order of id, that are likelier than `cut`.
   Candidate first_of(std::span<const Candidate> candidates, const Candidate& cut) const {
     Winner winner = likeliest();
     for (const Candidate& c : candidates) offer(c, cut, winner);
@@ -94,6 +97,9 @@ class Race {
     Candidate candidate;
     double arrival;
   };
+  double weight_of(const Candidate& c) const {
+    return std::exp((static_cast<double>(c.logit) - static_cast<double>(maximum_)) * static_cast<double>(factor_));
+  }
   // No limit takes it away.
   Winner likeliest() const {
     const Candidate c{maximum_, best_};
@@ -164,33 +170,24 @@ int32_t choose(const KernelTable& kernels, const SampleArgs& args, int32_t row, 
   const bool is_list = s.top_k > 0 && s.top_k < logits.n;
   std::span<Candidate> list;
   if (is_list) list = keep_top_k(gather(logits, maximum, 4.0f * temperature, s.top_k, scratch), s.top_k, scratch);
-  const auto weight = [&](std::span<const Candidate> candidates) {
-    double sum = 0;
-    for (const Candidate& c : candidates) sum += race.weight_of(c);
-    return sum;
-  };
+  Candidate cut{kMinusInfinity, logits.n};
   double target = 0;
   if (s.top_p < 1.0f) {
-    target =
-        static_cast<double>(s.top_p) * (is_list ? weight(list) : kernels.sum_exp(logits.x, logits.n, maximum, factor));
+    target = static_cast<double>(s.top_p) *
+             (is_list ? race.weigh_likelier(list, cut) : kernels.sum_exp(logits.x, logits.n, maximum, factor));
   }
   // Top-p keeps the likeliest, until they weigh enough: the winner, if those likelier do not. Where they do it keeps
   // nobody who is as unlikely as the winner, and the others' race is run again: 1 + ln(1 / top_p) times on average,
   // since the winner is as likely in any place of the weight.
-  Candidate cut{kMinusInfinity, logits.n};
   while (true) {
     const Candidate winner = is_list ? race.first_of(list, cut) : race.first_of_all(cut, scratch.ordered);
     if (!(s.top_p < 1.0f) || winner.id == best) return winner.id;
-    double before = 0;
-    if (is_list) {
-      for (const Candidate& c : list) before += likelier(c, winner) ? race.weight_of(c) : 0.0;
-    } else {
+    std::span<const Candidate> likely = list;
+    if (!is_list) {
       const int32_t count = kernels.at_least(logits.x, logits.n, winner.logit, scratch.candidates.data(), logits.n);
-      for (const Candidate& c : std::span(scratch.candidates.data(), static_cast<size_t>(count))) {
-        before += likelier(c, winner) ? race.weight_of(c) : 0.0;
-      }
+      likely = {scratch.candidates.data(), static_cast<size_t>(count)};
     }
-    if (before < target) return winner.id;
+    if (race.weigh_likelier(likely, winner) < target) return winner.id;
     cut = winner;
   }
 }

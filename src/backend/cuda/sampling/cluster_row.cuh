@@ -143,6 +143,7 @@ struct ClusterRow {
   // Every warp has its part in each: who is two on knows that all have read the first. In the upper half, lists.
   uint32_t exchanges = 0;
 
+  __device__ RowCut cut() const { return {static_cast<int>(blocks), segment}; }
   __device__ uint32_t rank() const { return ptx::cluster_rank(); }  // of this block
 
   __device__ int32_t first_id() const { return static_cast<int32_t>(me()) * segment; }
@@ -207,36 +208,32 @@ struct ClusterRow {
   }
 
   // The sums over all warps of kCount parts each: lane n of every warp of the cluster gets that of part n.
-  __device__ __forceinline__ void set_part(int n, double value) const {
-    if (lane == 0) shared.parts[warp][n] = static_cast<uint64_t>(__double_as_longlong(value));
+  __device__ __forceinline__ void set_part(int n, uint32_t value) const {
+    if (lane == 0) shared.parts[warp][n] = value;
   }
   template <int kCount>
-  __device__ __forceinline__ double add_up_parts() {
+  __device__ __forceinline__ uint32_t add_up_parts() {
     static_assert(kCount <= kMaxValues);
     __syncthreads();
     const uint32_t thread = ptx::read_thread();  // or it is divided beforehand and kept
     if (thread < kCount * blocks) {
       const uint32_t n = thread / blocks;
-      double four[4] = {};  // four short chains of additions, not a long one
+      uint64_t sum = 0;
 #pragma unroll
-      for (int w = 0; w < kSampleWarps; ++w)
-        four[w % 4] += __longlong_as_double(static_cast<int64_t>(shared.parts[w][n]));
-      const double sum = (four[0] + four[1]) + (four[2] + four[3]);
-      send(thread % blocks, &shared.mail[half()][rank()][n], static_cast<uint64_t>(__double_as_longlong(sum)));
+      for (int w = 0; w < kSampleWarps; ++w) sum += shared.parts[w][n];
+      send(thread % blocks, &shared.mail[half()][rank()][n], sum);
     }
     const auto* mail = shared.mail[half()];
     expect(kCount * blocks * sizeof(uint64_t));
     wait();
-    double sum = 0;
+    uint32_t sum = 0;
 #pragma unroll 1
-    for (uint32_t b = 0; b < blocks; ++b) sum += __longlong_as_double(static_cast<int64_t>(mail[b][lane % kMaxValues]));
+    for (uint32_t b = 0; b < blocks; ++b) sum += static_cast<uint32_t>(mail[b][lane % kMaxValues]);
     return sum;
   }
-  __device__ __forceinline__ double sum_of(double sums, int n) const { return __shfl_sync(0xffffffffu, sums, n); }
+  __device__ __forceinline__ uint32_t sum_of(uint32_t sums, int n) const { return __shfl_sync(0xffffffffu, sums, n); }
   // Part n of this warp as it was set, until the next are.
-  __device__ __forceinline__ double part(int n) const {
-    return __longlong_as_double(static_cast<int64_t>(shared.parts[warp][n]));
-  }
+  __device__ __forceinline__ uint32_t part(int n) const { return static_cast<uint32_t>(shared.parts[warp][n]); }
 
   // The largest key and the lowest id that has it.
   __device__ __forceinline__ uint64_t largest(uint32_t key, int32_t id) {

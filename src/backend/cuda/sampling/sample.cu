@@ -145,13 +145,12 @@ __device__ __forceinline__ Drawn draw(ClusterRow& row, const SamplingRow& s, uin
     }
     cut.key = kept.key;
     if (kept.ties != Kept::kAll) {
-      const LastTie last = last_tie(row.shared, {static_cast<int>(row.blocks), row.segment}, row.exchanges, kept);
+      const LastTie last = last_tie(row.shared, row.cut(), row.exchanges, kept);
       cut.id = last.after;
       row.exchanges = last.exchanges;
     }
     if (limited.p()) {
-      const KeptWeight weight =
-          weigh_kept(row.shared, {static_cast<int>(row.blocks), row.segment}, row.exchanges, cut, weigh.maximum);
+      const KeptWeight weight = weigh_kept(row.shared, row.cut(), row.exchanges, cut, weigh.maximum);
       total = weight.sum;
       row.exchanges = weight.exchanges;
     }
@@ -172,7 +171,7 @@ __device__ __forceinline__ Drawn draw(ClusterRow& row, const SamplingRow& s, uin
     __syncthreads();
     if (row.shared.bound[0] > cut.key) cut = {row.shared.bound[0], INT32_MAX};
   }
-  const Raced raced = race(row.shared, {static_cast<int>(row.blocks), row.segment}, row.exchanges, cut, weigh.maximum);
+  const Raced raced = race(row.shared, row.cut(), row.exchanges, cut, weigh.maximum);
   row.exchanges = raced.exchanges;
   return {0, raced.id};
 }

@@ -16,7 +16,7 @@ inline constexpr int kThresholds = 4;  // of a pass that searches
 
 // Counts the keys from each of the ascending thresholds on up to `end`, which is above all: part t.
 template <int kCount>
-__device__ __forceinline__ double measure(ClusterRow& row, uint32_t end, const uint32_t (&threshold)[kCount]) {
+__device__ __forceinline__ uint32_t measure(ClusterRow& row, uint32_t end, const uint32_t (&threshold)[kCount]) {
   uint32_t count[kCount] = {};
   row.for_each_four([&](const uint4& four, int32_t) {
     uint32_t key[4] = {four.x, four.y, four.z, four.w};
@@ -85,29 +85,28 @@ __device__ __forceinline__ void cut(ClusterRow& row, uint32_t (&threshold)[kCoun
 #pragma unroll
     for (uint32_t& key : threshold) key = min(max(key, b.low), b.high - 1);
   }
-  const double sums = measure(row, row.bracket().high, threshold);
+  const uint32_t sums = measure(row, row.bracket().high, threshold);
   Bracket& b = row.shared.bracket[ptx::read_thread() / 32];
   uint32_t key = threshold[0];
 #pragma unroll
   for (uint32_t t = 1; t < kCount; ++t) key = row.lane == t ? threshold[t] : key;
-  const double reached = row.sum_of(sums, static_cast<int>(row.lane) % kCount) + b.count_high;
+  const uint32_t reached = row.sum_of(sums, static_cast<int>(row.lane) % kCount) + b.count_high;
   const bool is_enough = key <= b.low || reached >= b.wanted;
   const uint32_t short_of = __ballot_sync(0xffffffffu, row.lane >= kCount || !is_enough);
   const int upper = __ffs(static_cast<int>(short_of)) - 1, lower = upper - 1;  // thresholds: the first that is not
   const uint32_t high = __shfl_sync(0xffffffffu, key, upper), low = __shfl_sync(0xffffffffu, key, lower & 31);
-  const auto count_low = static_cast<uint32_t>(row.sum_of(sums, lower & 31)),
-             count_high = static_cast<uint32_t>(row.sum_of(sums, upper));
+  const uint32_t count_low = row.sum_of(sums, lower & 31), count_high = row.sum_of(sums, upper);
   if (row.lane == 0) {
     if (lower >= 0 && low > b.low) {
       b.low = low;
       b.count_low = count_low + b.count_high;
-      b.mine_low = static_cast<uint32_t>(row.part(lower)) + b.mine_high;
+      b.mine_low = row.part(lower) + b.mine_high;
       b.ties = Kept::kAll;
     }
     if (upper < kCount) {
       b.high = high;
       b.count_high += count_high;
-      b.mine_high += static_cast<uint32_t>(row.part(upper));
+      b.mine_high += row.part(upper);
     }
   }
   __syncwarp();
@@ -364,7 +363,7 @@ __device__ __forceinline__ Kept settle(ClusterRow& row) {
 
 // What the row's bracket keeps to reach its goal; true if it is a little more, which makes a list.
 __device__ __forceinline__ bool narrow(ClusterRow& row, Kept& kept) {
-  const RowCut shape{static_cast<int>(row.blocks), row.segment};
+  const RowCut shape = row.cut();
   if (row.bracket().low <= kMinusInfinityKey && !row.bracket().is_closed() && !row.bracket().is_narrow()) {
     BinEnds ends = ends_of_bin(row.shared, shape, row.exchanges);
     row.exchanges = ends.exchanges;

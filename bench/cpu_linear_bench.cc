@@ -78,8 +78,11 @@ class Bench {
       }
     }
     for (auto& x : x_) x.assign(widest, 0.25f);
-    pairs_.resize(widest / 2);
-    if (kernels.to_pairs != nullptr) kernels.to_pairs(x_[0].data(), static_cast<int64_t>(widest), pairs_.data());
+    const auto all = static_cast<int64_t>(widest);
+    auto pairs = Mapping::create(static_cast<size_t>(std::max(pair_words(kernels.pairs, all), split_words(all))) * 4);
+    if (!pairs.ok()) std::exit(1);
+    pairs_ = std::move(pairs).value();
+    if (kernels.to_pairs != nullptr) kernels.to_pairs(x_[0].data(), all, pairs_.as<uint32_t>());
     for (auto& y : y_) y.assign(widest, 0.0f);
     for (int t = 0; t < threads.size(); ++t) {
       auto scratch =
@@ -175,7 +178,8 @@ class Bench {
       task.k = task.x_stride = matrix.shape.k;
       task.x = x_[i % 2].data();
       task.upper_only = setting.upper_only;
-      task.x_pairs = setting.upper_only && kernels_.to_pairs != nullptr ? pairs_.data() : nullptr;
+      const bool on_pairs = (setting.upper_only ? kernels_.to_pairs : kernels_.to_split) != nullptr;
+      task.x_pairs = on_pairs ? pairs_.as<uint32_t>() : nullptr;
       task.rows = setting.rows[i / 2];
       task.y = y_[i % 2].data();
       task.y_stride = matrix.shape.n;
@@ -191,7 +195,7 @@ class Bench {
   std::vector<float> scale_;
   std::vector<Matrix> matrices_;
   std::array<std::vector<float>, 2> x_, y_;
-  std::vector<uint32_t> pairs_;  // of any of x_: all values are alike
+  Mapping pairs_;  // of any of x_: all values are alike
   std::vector<Mapping> scratch_;
 };
 

@@ -16,7 +16,7 @@ struct CpuOptions {
   // the environment variable NESTEDFP_CPU overrides it. Asking for one that the machine lacks is an error. All give the
   // same bits, except that avx512bf16 (the best on AMD from Zen 4) rounds activations to BF16 in Precision::kFp8,
   // that avx512fp16 computes FP8 steps in FP16, and amx (the best on Intel from Sapphire Rapids, where the operating
-  // system lets the process have tiles) in tiles of BF16 (PairArithmetic).
+  // system lets the process have tiles) FP8 and FP16 steps in tiles of BF16 (PairArithmetic).
   std::string kernels = {};
 };
 

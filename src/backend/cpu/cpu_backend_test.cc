@@ -194,12 +194,13 @@ TEST(CpuBackend, FewRowsGiveWhatManyGive) {
   }
 }
 
-TEST(CpuBackend, ExactStepIsTheSameOnEveryInstructionSet) {
+// AMX computes FP16 steps on tiles: linear_test.cc has what that is defined to be, and how near it is.
+TEST(CpuBackend, ExactStepIsTheSameOnEveryInstructionSetThatComputesItInFp32) {
   auto scalar = make(2, "scalar");
   Step reference(*scalar, 9);
   reference.enqueue(9, Precision::kFp16);
   const std::vector<float> want = reference.results();
-  for (const char* name : {"avx2", "avx512", "avx512gfni", "avx512bf16", "avx512fp16", "amx"}) {
+  for (const char* name : {"avx2", "avx512", "avx512gfni", "avx512bf16", "avx512fp16"}) {
     const auto backend = make_cpu_backend({.threads = 2, .kernels = name});
     if (!backend.ok()) {
       EXPECT_EQ(backend.error().code, ErrorCode::kUnsupported);

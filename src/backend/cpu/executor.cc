@@ -229,18 +229,18 @@ void Executor::normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, 
 
 void Executor::multiply(const LinearArgs& args, const float* x, char* prepared, int thread, RunCounts& counts) {
   const PackedWeight& weight = packed(args.weight);
-  const PreparedInput input = carve(args.rows, weight.k(), preparation_of(args, kernels_), prepared);
-  const Product product{&weight,
-                        args.rows,
-                        x,
-                        input.pairs,
-                        input.codes,
-                        input.token_scale,
-                        !is_exact(args.precision),
-                        args.epilogue,
-                        args.activation,
-                        args.soft_cap,
-                        static_cast<float*>(args.y)};
+  const Preparation prepare = preparation_of(args, kernels_);
+  const PreparedInput input = carve(args.rows, weight.k(), prepare, prepared);
+  Product product;
+  product.weight = &weight;
+  product.rows = args.rows;
+  product.x = x;
+  take_prepared(input, prepare, weight.k(), 0, product);
+  product.upper_only = !is_exact(args.precision);
+  product.epilogue = args.epilogue;
+  product.activation = args.activation;
+  product.soft_cap = args.soft_cap;
+  product.y = static_cast<float*>(args.y);
   const PieceList list{threads_.size()};
   bool same_x = false;
   pieces_.share(
@@ -272,13 +272,14 @@ void Executor::multiply(const Product& product, const ProductPiece& piece, int t
   task.next = piece.next;
   task.next_count = piece.next_count;
   task.same_x = piece.same_x && piece.rows.size() <= kMaxLinearRows;
+  const int64_t words = product.upper_only ? pair_words(kernels_.pairs, k) : split_words(k);  // of x_pairs' rows
   const Range rows = piece.rows;
   for (int64_t first = rows.begin; first < rows.end; first += kMaxLinearRows) {
     task.rows = static_cast<int32_t>(std::min(kMaxLinearRows, rows.end - first));
     task.x = product.x + first * k;
     task.x_codes = product.codes != nullptr ? product.codes + first * k : nullptr;
     task.token_scale = product.token_scale != nullptr ? product.token_scale + first : nullptr;
-    task.x_pairs = product.pairs != nullptr ? product.pairs + first * pair_words(kernels_.pairs, k) : nullptr;
+    task.x_pairs = product.pairs != nullptr ? product.pairs + first * words : nullptr;
     task.y = product.y + first * task.y_stride;
     kernels_.linear(task);
   }

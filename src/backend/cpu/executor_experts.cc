@@ -55,15 +55,21 @@ void sort_assignments(const ExpertRoutes& routes, int32_t rows) {
   }
 }
 
-void gather_row(const Preparation& wants, const float* x, const PreparedInput& from, int64_t row, int64_t k,
-                const GatheredInput& to, int64_t at) {
+// What the product of `weight` reads of it.
+void gather_row(const Preparation& wants, const PackedWeight& weight, const float* x, const PreparedInput& from,
+                int64_t row, const GatheredInput& to, int64_t at) {
+  const int64_t k = weight.k();
   const auto copy = [&](auto* out, const auto* in, int64_t size) {
     std::memcpy(out + at * size, in + row * size, static_cast<size_t>(size) * sizeof(*in));
   };
-  copy(to.x, x, k);
-  if (wants.codes) copy(to.prepared.codes, from.codes, k);
+  if (!wants.split && (weight.holds_dense() || !wants.has_pairs())) copy(to.x, x, k);
+  if (wants.codes && !wants.has_pairs()) copy(to.prepared.codes, from.codes, k);
   if (wants.scales) copy(to.prepared.token_scale, from.token_scale, 1);
   if (wants.has_pairs()) copy(to.prepared.pairs, from.pairs, wants.pair_words(k));
+  if (wants.split) {
+    copy(to.prepared.split, from.split, split_words(k));
+    copy(to.prepared.split_scale, from.split_scale, 1);
+  }
 }
 
 }  // namespace
@@ -116,13 +122,10 @@ void Executor::execute(const ExpertLinearArgs& args, int thread, RunCounts& coun
   const auto product_of = [&](int32_t expert, const float* plain, const PreparedInput& prepared, int64_t row) {
     const PackedWeight& weight = packed(args.weights[expert]);
     const Precision precision = precision_of(args, expert);
-    const Preparation wants = preparation_of(precision, weight, kernels_);
     Product product;
     product.weight = &weight;
     product.x = plain + row * k;
-    product.pairs = wants.has_pairs() ? prepared.pairs + row * wants.pair_words(k) : nullptr;
-    product.codes = wants.codes ? prepared.codes + row * k : nullptr;
-    product.token_scale = wants.scales ? prepared.token_scale + row : nullptr;
+    take_prepared(prepared, preparation_of(precision, weight, kernels_), k, row, product);
     product.upper_only = !is_exact(precision);
     product.epilogue = args.epilogue;
     product.activation = args.activation;
@@ -179,7 +182,7 @@ void Executor::execute(const ExpertLinearArgs& args, int thread, RunCounts& coun
         const Preparation wants = preparation_of(precision_of(args, rows.expert), weight, kernels_);
         const GatheredInput gathered = carve_gathered(rows.count, k, wants, scratch);
         for (int32_t i = 0; i < rows.count; ++i) {
-          gather_row(wants, x, all, from[i], k, gathered, i);
+          gather_row(wants, weight, x, all, from[i], gathered, i);
         }
         product = product_of(rows.expert, gathered.x, gathered.prepared, 0);
       }

@@ -76,17 +76,22 @@ struct Preparation {
   PairArithmetic pairs = PairArithmetic::kNone;  // KernelTable::to_pairs
   bool codes = false;                            // E4M3 with a scale a token
   bool scales = false;                           // of tokens
+  bool split = false;                            // for FP16 steps: KernelTable::to_split, with scales of its own
   bool has_pairs() const { return pairs != PairArithmetic::kNone; }
   int64_t pair_words(int64_t k) const { return cpu::pair_words(pairs, k); }  // of a row
-  explicit operator bool() const { return has_pairs() || codes; }
+  explicit operator bool() const { return has_pairs() || codes || split; }
 };
 
 inline Preparation preparation_of(Precision precision, const PackedWeight& weight, const KernelTable& kernels) {
   Preparation p;
-  const bool upper = !is_exact(precision) && weight.holds_nested();
-  p.codes = upper && precision == Precision::kFp8W8A8;
-  if (upper) p.pairs = kernels.pairs;
-  p.scales = p.codes || (upper && kernels.pairs == PairArithmetic::kFp16);
+  if (is_exact(precision)) {
+    p.split = kernels.to_split != nullptr;
+    return p;
+  }
+  if (!weight.holds_nested()) return p;
+  p.codes = precision == Precision::kFp8W8A8;
+  p.pairs = kernels.pairs;
+  p.scales = p.codes || p.pairs == PairArithmetic::kFp16 || p.pairs == PairArithmetic::kBf16Tiles;
   return p;
 }
 inline Preparation preparation_of(const LinearArgs& args, const KernelTable& kernels) {
@@ -100,11 +105,12 @@ inline Precision precision_of(const ExpertLinearArgs& args, int32_t expert) {
 // Of any expert: those that need less find what they need in it.
 inline Preparation preparation_of(const ExpertLinearArgs& args, const KernelTable& kernels) {
   Preparation all;
-  for (int32_t e = 0; e < args.routes.experts && !is_exact(args.precision); ++e) {
+  for (int32_t e = 0; e < args.routes.experts; ++e) {
     const Preparation one = preparation_of(precision_of(args, e), packed(args.weights[e]), kernels);
     all.codes = all.codes || one.codes;
     if (one.has_pairs()) all.pairs = one.pairs;
     all.scales = all.scales || one.scales;
+    all.split = all.split || one.split;
   }
   return all;
 }
@@ -115,6 +121,8 @@ struct PreparedInput {
   uint32_t* pairs;     // [rows, pair_words(k)]
   float* codes;        // [rows, k]
   float* token_scale;  // [rows]
+  uint32_t* split;     // [rows, split_words(k)]
+  float* split_scale;  // [rows]
   size_t bytes;
 };
 
@@ -132,6 +140,8 @@ inline PreparedInput carve(int64_t rows_of_x, int64_t cols, const Preparation& p
   input.pairs = reinterpret_cast<uint32_t*>(take(p.has_pairs(), rows * static_cast<size_t>(p.pair_words(cols)) * 4));
   input.codes = reinterpret_cast<float*>(take(p.codes, rows * k * 4));
   input.token_scale = reinterpret_cast<float*>(take(p.scales, rows * 4));
+  input.split = reinterpret_cast<uint32_t*>(take(p.split, rows * static_cast<size_t>(split_words(cols)) * 4));
+  input.split_scale = reinterpret_cast<float*>(take(p.split, rows * 4));
   input.bytes = used;
   return input;
 }
@@ -146,6 +156,19 @@ inline void prepare_rows(const Preparation& p, const KernelTable& kernels, const
       scale *= kernels.to_pairs(p.codes ? input.codes + i * k : x + i * k, k, input.pairs + i * p.pair_words(k));
     }
     if (p.scales) input.token_scale[i] = scale;
+    if (p.split) input.split_scale[i] = kernels.to_split(x + i * k, k, input.split + i * split_words(k));
+  }
+}
+
+// What a product that wants so much finds there, from row `row` on.
+inline void take_prepared(const PreparedInput& input, const Preparation& wants, int64_t k, int64_t row,
+                          Product& product) {
+  if (wants.has_pairs()) product.pairs = input.pairs + row * wants.pair_words(k);
+  if (wants.codes) product.codes = input.codes + row * k;
+  if (wants.scales) product.token_scale = input.token_scale + row;
+  if (wants.split) {
+    product.pairs = input.split + row * split_words(k);
+    product.token_scale = input.split_scale + row;
   }
 }
 

@@ -14,8 +14,8 @@
 
 namespace nfp::cpu {
 
-// On what nested panels are multiplied in FP8 steps: two steps of k at a time, in numbers of 16 bits, in which E4M3
-// weights and E4M3 activations are exact.
+// On what nested panels are multiplied in FP8 steps, and on tiles in FP16 steps too: two steps of k at a time, in
+// numbers of 16 bits, in which E4M3 weights and E4M3 activations are exact.
 enum class PairArithmetic : uint8_t {
   // None: FP32.
   kNone,
@@ -33,10 +33,17 @@ enum class PairArithmetic : uint8_t {
   // about 2.6 %.
   // Precision::kFp8 and kFp8W8A8 both differ from a table without it.
   kFp16,
-  // Tiles of BF16 (TDPBF16PS, Intel SDM volume 2): activations are rounded to BF16 as above. A chunk of kTileSteps
-  // steps has two FP32 sums that begin at zero, of its even and of its odd steps in order, fused; an output is the FP32
-  // sum of (even + odd) over the chunks in order. Subnormal inputs and results count as zero. Precision::kFp8 and
-  // kFp8W8A8 both differ from a table without it.
+  // Tiles of BF16 (TDPBF16PS, Intel SDM volume 2). A row of activations is scaled by the power of two that brings its
+  // largest magnitude into [2^98, 2^99) (2^127 at most), and weights by 2^-98, so that neither is subnormal; a product
+  // of a chunk of kTileSteps steps has two FP32 sums that begin at zero, of its even and of its odd steps in order,
+  // fused; it adds (even + odd), in FP32, to the output, chunk by chunk. Subnormal inputs and results count as zero.
+  // FP8: activations x are rounded to BF16 (to nearest even), and a chunk is one product. Precision::kFp8 and kFp8W8A8
+  // both differ from a table without it.
+  // FP16: an activation is x1, x rounded to BF16, and x2, x - x1 rounded to BF16. A weight, nested or dense, is w1, w
+  // rounded to BF16 (to nearest, halves away from zero), and w2 = w - w1: both are BF16 numbers, so weights are exact.
+  // A chunk is three products, x1 w1, x2 w1 and x1 w2. Their sum is off by at most 2^-16 |x w| (the rounding of x2) and
+  // 2^-16 |x w| (x2 w2, which is left out: each at most 2^-8 of the whole), where FP16 activations, as GPUs have them,
+  // are off by 2^-11. Precision::kFp16 differs from the other tables, which compute in FP32.
   kBf16Tiles,
 };
 inline constexpr int64_t kHalfChunk = 256;
@@ -45,12 +52,16 @@ inline constexpr int64_t kTileHeight = 16;  // of x that one instruction multipl
 
 constexpr int64_t tile_chunks(int64_t k) { return (k + kTileSteps - 1) / kTileSteps; }
 
-// Words of 32 bits that to_pairs makes of a row of k. Tiles: whole chunks, and a line of 64 bytes more, so that the
-// rows of a tile lie in different sets of a cache.
+// Words of 32 bits that a row of k takes whose numbers are so many numbers of BF16 each: all first ones, then all second
+// ones, in whole chunks, and a line of 64 bytes more, so that the rows of a tile lie in different sets of a cache.
+constexpr int64_t tile_row_words(int parts, int64_t k) { return parts * tile_chunks(k) * (kTileSteps / 2) + 16; }
+
+// What to_pairs makes of a row of k.
 constexpr int64_t pair_words(PairArithmetic pairs, int64_t k) {
-  if (pairs != PairArithmetic::kBf16Tiles) return (k + 1) / 2;
-  return tile_chunks(k) * (kTileSteps / 2) + 16;
+  return pairs == PairArithmetic::kBf16Tiles ? tile_row_words(1, k) : (k + 1) / 2;
 }
+// What to_split makes of it.
+constexpr int64_t split_words(int64_t k) { return tile_row_words(2, k); }
 
 // y = x W^T for the panels [first, last) and all rows of x.
 struct LinearTask {
@@ -60,10 +71,11 @@ struct LinearTask {
   int64_t k = 0;
   const float* x = nullptr;  // [rows, x_stride]
   int64_t x_stride = 0;
-  bool upper_only = false;             // nested panels: E4M3 instead of FP16. Then, for panels of E4M3 only:
+  bool upper_only = false;             // nested panels: E4M3 instead of FP16; the next then are for these only
   const float* x_codes = nullptr;      //   [rows, k] what they multiply instead of x, or null
   const float* token_scale = nullptr;  //   [rows] factors of the result, or null
-  const uint32_t* x_pairs = nullptr;   //   [rows, pair_words(..., k)] the same x as to_pairs gives it; null = FP32
+  const uint32_t* x_pairs = nullptr;   //   [rows, ...] the same x as to_pairs gives it, or to_split where both bytes
+                                       //   are read; null = FP32
   bool cheap_subnormals = false;       // CpuFeatures': a matter of speed alone
   int32_t rows = 0;
   Epilogue epilogue = Epilogue::kStore;
@@ -91,10 +103,10 @@ inline constexpr size_t kPackedRowsBytes = 64;  // at the scratch's beginning
 
 inline constexpr int64_t kMaxDirectRows = 24;  // up to which a kernel may keep x in an order of its own; of pairs 48
 
-// What tiles are computed with: weights of two panels and kTileBlockSteps steps as BF16, and sums of kTilePanels
+// What tiles are computed with: weights of two panels as kTileBlockWords numbers of BF16, and sums of kTilePanels
 // panels.
 inline constexpr int kTilePanels = 16;
-inline constexpr int64_t kTileBlockSteps = 256;
+inline constexpr int64_t kTileBlockWords = 8192;
 constexpr int64_t round_to_tiles(int64_t rows) { return (rows + kTileHeight - 1) / kTileHeight * kTileHeight; }
 
 // Where what tiles need begins.
@@ -107,8 +119,8 @@ constexpr size_t tile_scratch_offset(int64_t rows, int64_t k) {
 constexpr size_t linear_scratch_bytes(PairArithmetic pairs, int64_t rows, int64_t k) {
   const size_t offset = tile_scratch_offset(rows, k);
   if (pairs != PairArithmetic::kBf16Tiles) return offset;
-  return offset + static_cast<size_t>(int64_t{2} * kPanelRows * kTileBlockSteps * 2 +
-                                      int64_t{kTilePanels} * kPanelRows * round_to_tiles(rows) * 4);
+  return offset +
+         static_cast<size_t>(2 * kTileBlockWords + int64_t{kTilePanels} * kPanelRows * round_to_tiles(rows) * 4);
 }
 
 // One kv head of one sequence, and query rows that share its keys. Keys are visited in groups of 16 lanes, tiles of
@@ -201,6 +213,8 @@ struct KernelTable {
   void (*linear)(const LinearTask& task);
   // Rounds x [k] to [pair_words(pairs, k)] for `pairs`; returns the factor of the result. Null where there is none.
   float (*to_pairs)(const float* x, int64_t k, uint32_t* pairs);
+  // The same for FP16 steps, to [split_words(k)]. Null where they are computed in FP32.
+  float (*to_split)(const float* x, int64_t k, uint32_t* split);
   // out[i] = x[i] / scale rounded to E4M3, as FP32; returns scale = max |x| / 448.
   float (*quantize_e4m3)(const float* x, int64_t k, float* out);
   // out = residual + x; out may be either.

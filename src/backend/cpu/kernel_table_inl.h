@@ -40,7 +40,10 @@ constexpr cpu::KernelTable make_table(const char* name) {
   if constexpr (A == cpu::PairArithmetic::kBf16 || A == cpu::PairArithmetic::kFp16) table.dot_loop = dot_loop<A>;
 #endif
 #if defined(NFP_HAVE_TILES)
-  if constexpr (A == cpu::PairArithmetic::kBf16Tiles) table.dot_loop = tile_loop;
+  if constexpr (A == cpu::PairArithmetic::kBf16Tiles) {
+    table.to_split = to_split;
+    table.dot_loop = tile_loop;
+  }
 #endif
   table.read_loop = read_loop;
   return table;

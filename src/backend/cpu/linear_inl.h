@@ -64,7 +64,6 @@ struct WholeSums {
   using Sum = Vec;
   static constexpr int64_t kChunkUnits = 0;
   static Sum none() { return zero(); }
-  static Sum& sum_of(Sum& sum, int) { return sum; }  // that a unit is added to
   static Sum load_sum(const float* p, bool fresh) { return fresh ? zero() : load(p); }
   static void store_sum(float* p, Sum s, bool) { store(p, s); }
 };
@@ -220,7 +219,6 @@ struct StepsOf<cpu::PairArithmetic::kFp16> : PairSteps<StepsOf<cpu::PairArithmet
   using Sum = HalfSums;
   static constexpr int64_t kChunkUnits = cpu::kHalfChunk / kStepsPerUnit;
   static Sum none() { return no_halves(); }
-  static Sum& sum_of(Sum& sum, int) { return sum; }
   static Sum load_sum(const float*, bool) { return no_halves(); }
   static void store_sum(float* p, Sum s, bool fresh) { store(p, fresh ? widened(s) : add(load(p), widened(s))); }
   static void unpack(const Panel& panel, int64_t group, W* w) {
@@ -233,26 +231,6 @@ struct StepsOf<cpu::PairArithmetic::kFp16> : PairSteps<StepsOf<cpu::PairArithmet
 };
 // What is unpacked at a time for many rows is a chunk: half as many bytes a step as in FP32.
 static_assert(cpu::kHalfChunk <= 2 * kBlockSteps);
-#endif
-
-#if defined(NFP_HAVE_TILES) && defined(NFP_HAVE_STAGES)
-// What tiles compute, in FP32 multiply-adds while subnormal numbers count as zero (NoSubnormals): for one row
-// turning panels into tiles takes longer than this. `x` is rounded to BF16.
-constexpr int kMostRowsBesideTiles = 1;
-struct EvenAndOdd {
-  Vec of[2];
-};
-struct StepsBesideTiles : Fp32Steps<Source::kUpper> {
-  using Sum = EvenAndOdd;
-  static constexpr int64_t kChunkUnits = cpu::kTileSteps;
-  static constexpr int kMostDirectRows = kMostRowsBesideTiles;
-  static Sum none() { return {{zero(), zero()}}; }
-  static Vec& sum_of(Sum& sum, int unit) { return sum.of[unit & 1]; }
-  static void mac_here(Vec& sum, Operand x, W w) { fma_here(x, w, sum); }
-  static void store_sum(float* p, Sum s, bool fresh) { store(p, add(fresh ? zero() : load(p), add(s.of[0], s.of[1]))); }
-};
-static_assert(cpu::kTileSteps % cpu::kGroupSteps == 0);
-static_assert(kMostRowsBesideTiles <= kPointerRows);  // whose rows DirectRows does not pack where these lie
 #endif
 
 #if defined(NFP_HAVE_MOVED_UPPERS)
@@ -366,10 +344,10 @@ void direct_staged(const Panel* panels, const Upcoming& upcoming, const typename
   const uint16_t* words[P];
   const uint16_t* next[P];
   W w[P];
-  const auto multiply = [&](const typename Steps::X* at, const W* weights, int u) __attribute__((always_inline)) {
+  const auto multiply = [&](const typename Steps::X* at, const W* weights) __attribute__((always_inline)) {
     NFP_UNROLL for (int m = 0; m < M; ++m) {
       const typename Steps::Operand value = Steps::operand(M > kPointerRows ? at[m] : at[m * stride]);
-      NFP_UNROLL for (int p = 0; p < P; ++p) Steps::mac_here(Steps::sum_of(acc[p][m], u), value, weights[p]);
+      NFP_UNROLL for (int p = 0; p < P; ++p) Steps::mac_here(acc[p][m], value, weights[p]);
     }
   };
   // NOLINTNEXTLINE(bugprone-branch-clone): the same only where M is 1
@@ -409,7 +387,7 @@ void direct_staged(const Panel* panels, const Upcoming& upcoming, const typename
         } else {
           NFP_UNROLL for (int p = 0; p < P; ++p) Steps::load_here(words[p] + u * Steps::kUnitWords, now[p]);
         }
-        multiply(at + u * kUnitValues, now, u);
+        multiply(at + u * kUnitValues, now);
       }
       at += kSteps * kUnitValues;
       NFP_UNROLL for (int p = 0; p < P; ++p) words[p] = next[p];
@@ -421,7 +399,7 @@ void direct_staged(const Panel* panels, const Upcoming& upcoming, const typename
     }
     for (int64_t u = g * kSteps; u < end; ++u, at += kUnitValues) {
       NFP_UNROLL for (int p = 0; p < P; ++p) Steps::load_here(words[p] + (u - g * kSteps) * Steps::kUnitWords, w[p]);
-      multiply(at, w, static_cast<int>(u & 1));
+      multiply(at, w);
     }
     NFP_UNROLL for (int p = 0; p < P; ++p) {
       NFP_UNROLL for (int m = 0; m < M; ++m) {
@@ -595,9 +573,14 @@ void tile_rows(int rows, const typename Steps::X* x, int64_t x_stride, Block blo
   }
 }
 
+// FP8 steps multiply dense panels with x itself.
+inline bool scales_tokens(const LinearTask& task, const Panel& panel) {
+  return !task.upper_only || panel.kind == PanelKind::kNested;
+}
+
 inline Vec finished(const LinearTask& task, const Panel& panel, const float* acc, int64_t row) {
   Vec v = mul(load(acc), load(panel.scale));
-  if (task.token_scale != nullptr && panel.kind != PanelKind::kDense) v = mul(v, splat(task.token_scale[row]));
+  if (task.token_scale != nullptr && scales_tokens(task, panel)) v = mul(v, splat(task.token_scale[row]));
   if (panel.bias != nullptr) v = add(v, load(panel.bias));
   return v;
 }
@@ -785,22 +768,28 @@ inline Source source_of(const LinearTask& task, const Panel& panel) {
   return task.upper_only ? Source::kUpper : Source::kBoth;
 }
 
-#if defined(NFP_HAVE_TILES) && defined(NFP_HAVE_STAGES)
-// No calculation may be moved out of it.
-[[gnu::noinline]] inline void direct_beside_tiles(const LinearTask& task, const Panel* panels, int count,
-                                                  const float* x, float* out) {
-  direct_panels<StepsBesideTiles>(task, panels, count, x, task.k, task.k, task.rows, out);
-}
-#endif
-
 #if defined(NFP_HAVE_TILES)
-// How many panels from `panels` on are of E4M3 alone: whole groups, or all to the task's end.
+// FP8 steps compute dense panels in FP32.
+inline bool is_on_tiles(const LinearTask& task, const Panel& panel) {
+  return task.x_pairs != nullptr && (!task.upper_only || panel.kind == PanelKind::kNested);
+}
+
+template <typename Done>
+void multiply_on_tiles(const LinearTask& task, const Panel* panels, int count, Done done) {
+  if (panels->kind == PanelKind::kDense) {
+    tile_panels<DenseTiles>(task, panels, count, done);
+  } else if (task.upper_only) {
+    tile_panels<UpperTiles>(task, panels, count, done);
+  } else {
+    tile_panels<SplitTiles>(task, panels, count, done);
+  }
+}
+
+// How many panels from `panels` on are multiplied on tiles together: whole groups, or all to the task's end.
 inline int panels_on_tiles(const LinearTask& task, const Panel* panels) {
-  const int64_t left = task.last - (panels - task.panels);
-  const int most = static_cast<int>(left < kTilePanels ? left : kTilePanels);
-  int count = 0;
-  while (count < most && panels[count].kind == PanelKind::kNested) ++count;
-  return count == most ? count : count / kGroupPanels * kGroupPanels;
+  if (!is_on_tiles(task, *panels)) return 0;
+  const int most = static_cast<int>(panels_alike(task, panels, kTilePanels));
+  return panels + most == task.panels + task.last || most == kTilePanels ? most : most / kGroupPanels * kGroupPanels;
 }
 #endif
 
@@ -813,22 +802,7 @@ void linear(const LinearTask& task) {
   float* acc = static_cast<float*>(block) + kBlockSteps * kGroupColumns;
   DirectRows few{acc + task.rows * kGroupColumns, packed};
 #if defined(NFP_HAVE_TILES)
-  const bool as_tiles = kTiles && task.upper_only && task.x_pairs != nullptr;
-#if defined(NFP_HAVE_STAGES)
-  float* rounded = acc + task.rows * kGroupColumns;  // where DirectRows has more rows than these
-  const bool beside_tiles = as_tiles && task.rows <= kMostRowsBesideTiles, on_tiles = as_tiles && !beside_tiles;
-  if (beside_tiles) {
-    // The rows' numbers of BF16 as FP32.
-    if (packed.source[0] != task.x_pairs) {
-      const auto* words = reinterpret_cast<const uint16_t*>(task.x_pairs);
-      const int64_t stride = 2 * cpu::pair_words(A, task.k);
-      for (int64_t m = 0; m < task.rows; ++m) widen_bf16(words + m * stride, task.k, rounded + m * task.k);
-      packed.source[0] = task.x_pairs;
-    }
-  }
-#else
-  const bool on_tiles = as_tiles;
-#endif
+  const bool on_tiles = kTiles && task.x_pairs != nullptr;
   if (on_tiles) begin_tiles(static_cast<int>(task.rows < kTileHeight ? task.rows : kTileHeight), weight_tile(0));
 #endif
   int count = 0;
@@ -838,7 +812,7 @@ void linear(const LinearTask& task) {
     if (on_tiles) {
       count = panels_on_tiles(task, panels);
       if (count > 0) {
-        tile_panels(task, panels, count, [&](const float* sums, int group, int64_t row, int64_t end) {
+        multiply_on_tiles(task, panels, count, [&](const float* sums, int group, int64_t row, int64_t end) {
           finish(task, panels + group, count - group < kGroupPanels ? count - group : kGroupPanels, sums, row, end);
         });
         continue;
@@ -854,35 +828,25 @@ void linear(const LinearTask& task) {
       // Panels that compute alike are finished at once; a mixed group when all of it is there.
       mixed = end - begin < count;
       const Finish done = mixed ? Finish{} : Finish{&task, panels, count};
+#if defined(NFP_HAVE_TILES)
+      if (kTiles && is_on_tiles(task, panels[begin])) {
+        multiply_on_tiles(task, panels + begin, end - begin, [&](const float* sums, int, int64_t row, int64_t last) {
+          for (int64_t m = row; m < last; ++m) {
+            for (int p = 0; p < end - begin; ++p) {
+              store(out + m * kGroupColumns + p * kPanelRows, load(sums + m * kGroupColumns + p * kPanelRows));
+            }
+          }
+          if (last == task.rows) done(out, 0, task.rows);
+        });
+        continue;
+      }
+#endif
       switch (source) {
         case Source::kBoth:
           run_panels<Fp32Steps<Source::kBoth>>(task, panels + begin, end - begin, task.x, task.x_stride, block, out,
                                                few, done);
           break;
         case Source::kUpper:
-#if defined(NFP_HAVE_TILES) && defined(NFP_HAVE_STAGES)
-          if (beside_tiles) {
-            {
-              const NoSubnormals mode;
-              direct_beside_tiles(task, panels + begin, end - begin, rounded, out);
-            }
-            done(out, 0, task.rows);
-            break;
-          }
-#endif
-#if defined(NFP_HAVE_TILES)
-          if (on_tiles) {
-            tile_panels(task, panels + begin, end - begin, [&](const float* sums, int, int64_t row, int64_t last) {
-              for (int64_t m = row; m < last; ++m) {
-                for (int p = 0; p < end - begin; ++p) {
-                  store(out + m * kGroupColumns + p * kPanelRows, load(sums + m * kGroupColumns + p * kPanelRows));
-                }
-              }
-              if (last == task.rows) done(out, 0, task.rows);
-            });
-            break;
-          }
-#endif
           if constexpr (A != cpu::PairArithmetic::kNone && !kTiles) {
             if (task.x_pairs != nullptr) {
               run_panels<StepsOf<A>>(task, panels + begin, end - begin, task.x_pairs, (task.k + 1) / 2, block, out, few,

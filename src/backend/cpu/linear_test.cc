@@ -101,20 +101,35 @@ float defined_in_fp16(const TestMatrix& matrix, int64_t row, const float* x, boo
 // What processors' BF16 products take a subnormal number for.
 float flushed(float v) { return std::fabs(v) < 0x1p-126f ? std::copysign(0.0f, v) : v; }
 
-// FP8 on a table of tiles, as PairArithmetic says.
-float defined_in_tiles(const TestMatrix& matrix, int64_t row, const float* x, bool codes, float largest) {
+// On a table of tiles, as PairArithmetic says: FP8 where `upper`.
+float defined_in_tiles(const TestMatrix& matrix, int64_t row, const float* x, bool upper, bool codes, float largest) {
   const float inverse = largest > 0 ? 448.0f / largest : 0.0f;
+  const auto value = [&](int64_t i) { return codes ? e4m3_to_fp32(fp32_to_e4m3(x[i] * inverse)) : x[i]; };
+  float most = 0;
+  for (int64_t i = 0; i < matrix.cols(); ++i) most = std::max(most, std::fabs(value(i)));
+  const int exponent = most > 0 ? std::max(std::ilogb(most), -29) : -29;
+  const auto bf16 = [](float v) { return bf16_to_fp32(fp32_to_bf16(v)); };
   float total = 0;
   for (int64_t begin = 0; begin < matrix.cols(); begin += kTileSteps) {
-    float sums[2] = {};
-    for (int64_t i = begin; i < std::min(begin + kTileSteps, matrix.cols()); ++i) {
-      const float value = codes ? e4m3_to_fp32(fp32_to_e4m3(x[i] * inverse)) : x[i];
-      const float rounded = flushed(bf16_to_fp32(fp32_to_bf16(value)));
-      sums[i % 2] = flushed(std::fma(rounded, matrix.value(row, i, true), sums[i % 2]));
-    }
-    total = flushed(total + flushed(sums[0] + sums[1]));
+    const int64_t end = std::min(begin + kTileSteps, matrix.cols());
+    const auto product = [&](auto of_x, auto of_w) {
+      float sums[2] = {};
+      for (int64_t i = begin; i < end; ++i) sums[i % 2] = flushed(std::fma(of_x(i), of_w(i), sums[i % 2]));
+      total = flushed(total + flushed(sums[0] + sums[1]));
+    };
+    const auto scaled = [&](int64_t i) { return std::ldexp(value(i), 98 - exponent); };
+    const auto x1 = [&](int64_t i) { return flushed(bf16(scaled(i))); };
+    const auto x2 = [&](int64_t i) { return flushed(bf16(scaled(i) - bf16(scaled(i)))); };
+    const auto whole = [&](int64_t i) { return matrix.value(row, i, upper); };
+    const auto w1 = [&](int64_t i) {
+      return std::bit_cast<float>((std::bit_cast<uint32_t>(whole(i)) + 0x8000u) & 0xffff0000u);
+    };
+    product(x1, [&](int64_t i) { return (upper ? whole(i) : w1(i)) * 0x1p-98f; });
+    if (upper) continue;
+    product(x2, [&](int64_t i) { return w1(i) * 0x1p-98f; });
+    product(x1, [&](int64_t i) { return (whole(i) - w1(i)) * 0x1p-98f; });
   }
-  return total * matrix.scale(row) * (codes ? largest / 448.0f : 1.0f);
+  return total * matrix.scale(row) * std::ldexp(codes ? largest / 448.0f : 1.0f, exponent);
 }
 
 // What the kernels are defined to compute, one output at a time, straight from the definition.
@@ -126,7 +141,9 @@ float defined(const TestMatrix& matrix, int64_t row, const float* x, Precision p
   float largest = 0;
   for (int64_t i = 0; i < matrix.cols(); ++i) largest = std::max(largest, std::fabs(x[i]));
   if (upper && pairs == PairArithmetic::kFp16) return defined_in_fp16(matrix, row, x, codes, largest);
-  if (upper && pairs == PairArithmetic::kBf16Tiles) return defined_in_tiles(matrix, row, x, codes, largest);
+  if ((upper || precision == Precision::kFp16) && pairs == PairArithmetic::kBf16Tiles) {
+    return defined_in_tiles(matrix, row, x, upper, codes, largest);
+  }
   const float inverse = largest > 0 ? 448.0f / largest : 0.0f;
   float acc = 0;
   for (int64_t i = 0; i < matrix.cols(); ++i) {
@@ -267,6 +284,61 @@ TEST(Linear, Fp16PairsAreWithinTheirBoundOfFp32) {
   }
 }
 
+TEST(Linear, Fp16OnTilesIsWithinItsBoundOfFp64) {
+  Random random(12);
+  for (const int64_t k : {31, 1000}) {
+    const int64_t n = 48;
+    const Parts parts = make_parts({Storage::kNested}, {n}, k, RowOrder::kConcat, false, random);
+    const auto weight = pack(parts);
+    for (const bool outliers : {false, true}) {
+      std::vector<float> x = random.normals(static_cast<size_t>(k));
+      for (size_t i = 0; outliers && i < x.size(); i += 300) x[i] = 1000.3f;
+      const std::vector<float> got = run_linear(scalar_tile_kernels(), *weight, x, 1, Precision::kFp16);
+      double errors = 0, rounded = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        double exact = 0, magnitudes = 0, of_fp16 = 0;
+        for (int64_t c = 0; c < k; ++c) {
+          const float v = x[static_cast<size_t>(c)];
+          const double w = double{parts.matrices[0]->value(i, c, false)};
+          exact += w * v;
+          of_fp16 += w * double{fp16_to_fp32(fp32_to_fp16(v))};
+          magnitudes += std::fabs(w * v);
+        }
+        const double error = got[static_cast<size_t>(i)] / double{parts.matrices[0]->scale(i)} - exact;
+        // What the products leave out (kBf16Tiles), and a rounding to FP32 for each of a chunk's 16 steps, for each
+        // sum of three products a chunk, and for the scale.
+        const auto chunks = static_cast<double>(tile_chunks(k));
+        EXPECT_LE(std::fabs(error), (2 * 0x1p-16 + (16 + 2 * 3 * chunks + 1) * 0x1p-24) * magnitudes);
+        errors += error * error;
+        rounded += (of_fp16 - exact) * (of_fp16 - exact);
+      }
+      // Rounding activations to FP16 costs more: 2^-11 beside 2^-15.
+      EXPECT_LT(std::sqrt(errors), std::sqrt(rounded) / 8) << k;
+    }
+  }
+}
+
+// Of every size that FP32 has: nothing overflows, and a power of two changes nothing but itself.
+TEST(Linear, TilesTakeActivationsOfAnySize) {
+  Random random(13);
+  const int64_t k = 300;
+  const Parts parts = make_parts({Storage::kNested}, {32}, k, RowOrder::kConcat, false, random);
+  const auto weight = pack(parts);
+  std::vector<float> x = random.normals(static_cast<size_t>(k));
+  for (const KernelTable* table : runnable_tables()) {
+    if (table->pairs != PairArithmetic::kBf16Tiles) continue;
+    for (const Precision precision : {Precision::kFp16, Precision::kFp8}) {
+      const std::vector<float> want = run_linear(*table, *weight, x, 1, precision);
+      for (const int exponent : {-90, -40, -31, -1, 1, 15, 40, 110}) {
+        std::vector<float> scaled = x;
+        for (float& v : scaled) v = std::ldexp(v, exponent);
+        const std::vector<float> got = run_linear(*table, *weight, scaled, 1, precision);
+        for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(got[i], std::ldexp(want[i], exponent)) << exponent;
+      }
+    }
+  }
+}
+
 // Of every size that FP32 has: nothing overflows, and sums are as near as the largest activations ask.
 TEST(Linear, Fp16PairsTakeActivationsOfAnySize) {
   Random random(10);
@@ -404,8 +476,10 @@ TEST(Linear, EveryUpperCodeAndEveryNestablePatternIsExact) {
         float x[4] = {};
         x[step] = 1.0f;
         std::vector<uint32_t> pairs(static_cast<size_t>(pair_words(table->pairs, 4)));
-        float scale = 1.0f;
+        std::vector<uint32_t> split(static_cast<size_t>(split_words(4)));
+        float scale = 1.0f, split_scale = 1.0f;
         if (table->to_pairs != nullptr) scale = table->to_pairs(x, 4, pairs.data());
+        if (table->to_split != nullptr) split_scale = table->to_split(x, 4, split.data());
         std::vector<Panel> list(panels);
         for (size_t p = 0; p < panels; ++p) {
           list[p].upper = upper.data() + 64 * p;
@@ -424,8 +498,8 @@ TEST(Linear, EveryUpperCodeAndEveryNestablePatternIsExact) {
           task.x_stride = 4;
           task.rows = 1;
           task.upper_only = upper_only;
-          task.x_pairs = upper_only && table->to_pairs != nullptr ? pairs.data() : nullptr;
-          task.token_scale = task.x_pairs != nullptr ? &scale : nullptr;
+          if (upper_only && table->to_pairs != nullptr) task.x_pairs = pairs.data(), task.token_scale = &scale;
+          if (!upper_only && table->to_split != nullptr) task.x_pairs = split.data(), task.token_scale = &split_scale;
           task.y = y.data();
           task.y_stride = static_cast<int64_t>(y.size());
           task.scratch = scratch.data();

@@ -31,6 +31,7 @@ class PackedWeight final : public LinearWeight {
     return partition(static_cast<int64_t>(panels_.size()), thread, threads, interleaved_ ? 2 : 1);
   }
   bool holds_nested() const { return holds_nested_; }
+  bool holds_dense() const { return dense_bytes_ > 0; }
   // Row `row` of [n, k], exactly, times `factor`.
   void read_row(int64_t row, float factor, float* out) const;
 

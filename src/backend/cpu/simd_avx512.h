@@ -178,11 +178,10 @@ inline __m512i high_byte(__m512i t) {
 #endif
 }
 
-// Algorithm 1 with its borrow taken as a subtraction: as cheap as a biased lower byte, and right for every calibrated
-// upper too. One interleave of bytes then gives sixteen rows of one k a 256-bit half.
-inline void stage_both(const uint8_t* upper, const uint8_t* lower, uint16_t* words) {
-  const __m512i u = _mm512_loadu_si512(upper);
-  const __m512i l = _mm512_loadu_si512(lower);
+// FP16's high bytes from upper and lower ones: Algorithm 1 with its borrow taken as a subtraction: as cheap as a biased
+// lower byte, and right for every calibrated upper too. One interleave of bytes then gives sixteen rows of one k a
+// 256-bit half.
+inline __m512i both_high(__m512i u, __m512i l) {
 #ifdef NFP_AVX512_GFNI
   // The borrow by a bit matrix: VPMOVB2M and a masked addition slow the multiply-adds beside them by up to a fifth.
 #ifdef NFP_SHIFTS_BESIDE
@@ -195,7 +194,12 @@ inline void stage_both(const uint8_t* upper, const uint8_t* lower, uint16_t* wor
 #else
   const __m512i t = _mm512_mask_add_epi8(u, _mm512_movepi8_mask(l), u, _mm512_set1_epi8(-1));
 #endif
-  const __m512i h = high_byte(t);
+  return high_byte(t);
+}
+
+inline void stage_both(const uint8_t* upper, const uint8_t* lower, uint16_t* words) {
+  const __m512i l = _mm512_loadu_si512(lower);
+  const __m512i h = both_high(_mm512_loadu_si512(upper), l);
   stage(_mm512_unpacklo_epi8(l, h), _mm512_unpackhi_epi8(l, h), words);
 }
 
@@ -367,37 +371,72 @@ constexpr std::array<uint8_t, 64> tile_order() {
   return order;
 }
 
-// A group of E4M3 * 2^-8 as two rows of a tile of BF16.
-inline void unpack_tile_rows(const uint8_t* upper, uint16_t* words) {
-  alignas(64) static constexpr std::array<uint8_t, 64> kOrder = tile_order();
-  Pairs w[2];
-  look_up_bf16(_mm512_permutexvar_epi8(_mm512_load_si512(kOrder.data()), _mm512_loadu_si512(upper)), w);
-  _mm512_store_si512(words, w[0]);
-  _mm512_store_si512(words + 32, w[1]);
+// FP16 numbers of up to 1.99 times 2^14, after which none of them is subnormal; the same times 2^-112 as BF16, whose
+// exponent has three bits more: sign, exponent and mantissa at their places. Zero stays zero.
+inline __m512h without_subnormals(__m512i words) {
+  return _mm512_mul_ph(_mm512_castsi512_ph(words), _mm512_set1_ph(static_cast<_Float16>(16384.0f)));
+}
+inline __m512i narrow_to_bf16(__m512h normal) {
+  return _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(normal), 3),
+                          _mm512_set1_epi16(static_cast<short>(0x8fff)));
 }
 
-// out[i] = x[i], which has whole vectors.
-inline void widen_bf16(const uint16_t* x, int64_t k, float* out) {
-  for (int64_t i = 0; i < k; i += 16) {
-    const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)));
-    store_some(out + i, _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)), static_cast<int>(k - i < 16 ? k - i : 16));
+inline __m512i in_tile_order(const uint8_t* bytes) {
+  alignas(64) static constexpr std::array<uint8_t, 64> kOrder = tile_order();
+  return _mm512_permutexvar_epi8(_mm512_load_si512(kOrder.data()), _mm512_loadu_si512(bytes));
+}
+
+// A group of E4M3 * 2^-106 as two rows of a tile of BF16.
+inline void unpack_tile_rows(const uint8_t* upper, uint16_t* words) {
+  const __m512i u = in_tile_order(upper), h = high_byte(u);
+  const __m512i l = _mm512_gf2p8affine_epi64_epi8(u, _mm512_set1_epi64(1), 0);  // bit 0 to bit 7
+  _mm512_store_si512(words, narrow_to_bf16(without_subnormals(_mm512_unpacklo_epi8(l, h))));
+  _mm512_store_si512(words + 32, narrow_to_bf16(without_subnormals(_mm512_unpackhi_epi8(l, h))));
+}
+
+// As in simd_scalar.h.
+inline void unpack_split_rows(const uint8_t* upper, const uint8_t* lower, uint16_t* first, uint16_t* second) {
+  const __m512i l = in_tile_order(lower), h = both_high(in_tile_order(upper), l);
+  const auto split = [](__m512i words, uint16_t* of_first, uint16_t* of_second) {
+    const __m512h w = without_subnormals(words);
+    const __m512i half_up = _mm512_add_epi16(_mm512_castph_si512(w), _mm512_set1_epi16(4));
+    const __m512h kept =
+        _mm512_castsi512_ph(_mm512_and_si512(half_up, _mm512_set1_epi16(static_cast<short>(0xfff8))));
+    _mm512_store_si512(of_first, narrow_to_bf16(kept));
+    _mm512_store_si512(of_second, narrow_to_bf16(_mm512_sub_ph(w, kept)));
+  };
+  split(_mm512_unpacklo_epi8(l, h), first, second);
+  split(_mm512_unpackhi_epi8(l, h), first + 32, second + 32);
+}
+
+// Of FP16 numbers of any size: by way of FP32.
+inline void unpack_dense_split_rows(const uint8_t* words, uint16_t* first, uint16_t* second) {
+  // Two rows of sixteen words of FP32 as one of pairs.
+  const auto pair = [](__m512i even, __m512i odd) {
+    return _mm512_or_si512(_mm512_srli_epi32(even, 16), _mm512_and_si512(odd, _mm512_set1_epi32(-65536)));
+  };
+  const auto half_up = [](Vec w) {
+    const __m512i bits = _mm512_add_epi32(_mm512_castps_si512(w), _mm512_set1_epi32(0x8000));
+    return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-65536)));
+  };
+  Vec w[4], kept[4], rest[4];
+  unpack_dense(words, w);
+  for (int k = 0; k < 4; ++k) {
+    kept[k] = half_up(w[k]);
+    rest[k] = mul(sub(w[k], kept[k]), splat(0x1p-98f));
+    kept[k] = mul(kept[k], splat(0x1p-98f));
+  }
+  for (int k = 0; k < 4; k += 2) {
+    _mm512_store_si512(first + k * 16, pair(_mm512_castps_si512(kept[k]), _mm512_castps_si512(kept[k + 1])));
+    _mm512_store_si512(second + k * 16, pair(_mm512_castps_si512(rest[k]), _mm512_castps_si512(rest[k + 1])));
   }
 }
 
-// While it lives subnormal operands and results count as zero.
-class NoSubnormals {
- public:
-  NoSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040u); }
-  ~NoSubnormals() { _mm_setcsr(before_); }
-  NoSubnormals(const NoSubnormals&) = delete;
-  NoSubnormals& operator=(const NoSubnormals&) = delete;
-
- private:
-  unsigned before_;
-};
-
+inline Vec round_to_bf16(Vec x) {
+  return _mm512_castsi512_ps(_mm512_and_si512(rounded_to_bf16(x), _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
 inline void store_bf16(uint16_t* out, Vec x) {
-  const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_to_bf16(x), 16));
+  const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x), 16));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), words);
 }
 #endif

@@ -247,15 +247,42 @@ inline void unpack_upper_halves(const uint8_t* upper, Pairs w[2]) {
   }
 }
 
-// A group of E4M3 * 2^-8 as two rows of a tile of BF16: each row's steps 0 and 1, then its steps 2 and 3.
+// A group of E4M3 * 2^-106 as two rows of a tile of BF16: each row's steps 0 and 1, then its steps 2 and 3.
+template <typename F>
+inline void each_of_tile_rows(const Vec f[4], F put) {
+  for (int step = 0; step < 4; ++step) {
+    for (int row = 0; row < 16; ++row) put(step / 2 * 32 + 2 * row + step % 2, f[step].v[row]);
+  }
+}
 inline void unpack_tile_rows(const uint8_t* upper, uint16_t* words) {
   Vec f[4];
   unpack_upper(upper, f);
-  for (int step = 0; step < 4; ++step) {
-    for (int row = 0; row < 16; ++row) words[step / 2 * 32 + 2 * row + step % 2] = fp32_to_bf16(f[step].v[row]);
-  }
+  each_of_tile_rows(f, [&](int at, float w) { words[at] = fp32_to_bf16(w * 0x1p-98f); });
+}
+// A group of FP16 * 2^-98 as two rows of a tile of its first parts and two of one of its second parts: w rounded to
+// BF16, halves away from zero, and the rest.
+inline void split_rows(const Vec f[4], uint16_t* first, uint16_t* second) {
+  each_of_tile_rows(f, [&](int at, float w) {
+    const float of_first = std::bit_cast<float>((std::bit_cast<uint32_t>(w) + 0x8000u) & 0xffff0000u);
+    first[at] = fp32_to_bf16(of_first * 0x1p-98f);
+    second[at] = fp32_to_bf16((w - of_first) * 0x1p-98f);
+  });
+}
+inline void unpack_split_rows(const uint8_t* upper, const uint8_t* lower, uint16_t* first, uint16_t* second) {
+  Vec f[4];
+  unpack_both(upper, lower, f);
+  split_rows(f, first, second);
+}
+inline void unpack_dense_split_rows(const uint8_t* words, uint16_t* first, uint16_t* second) {
+  Vec f[4];
+  unpack_dense(words, f);
+  split_rows(f, first, second);
 }
 
+inline Vec round_to_bf16(Vec x) {
+  return each([&](int i) { return bf16_to_fp32(fp32_to_bf16(x.v[i])); });
+}
+// x has numbers of BF16.
 inline void store_bf16(uint16_t* out, Vec x) {
   for (int i = 0; i < 16; ++i) out[i] = fp32_to_bf16(x.v[i]);
 }

@@ -170,6 +170,31 @@ inline void each_sixteen(const float* x, int64_t k, uint32_t* pairs, Store store
   }
 }
 
+#if defined(NFP_HAVE_TILES)
+// Calls f(i, v) with sixteen numbers from x[i] on, scaled as PairArithmetic::kBf16Tiles says, zeros past the end of x,
+// for whole chunks. Returns the factor of the result.
+template <typename F>
+float each_scaled(const float* x, int64_t k, F f) {
+  // An exponent of 98 at least keeps the factor a number. Infinity's, 255, takes every number that is finite to one.
+  const uint32_t exponent = std::bit_cast<uint32_t>(largest_magnitude(x, k)) >> 23;
+  const uint32_t kept = exponent < 98 ? 98 : exponent;
+  const Vec factor = splat(std::bit_cast<float>((352 - kept) << 23));
+  const int64_t end = cpu::tile_chunks(k) * cpu::kTileSteps;
+  for (int64_t i = 0; i < end; i += 16) f(i, i < k ? mul(load_tail(x + i, k - i), factor) : zero());
+  return std::bit_cast<float>(kept << 23);
+}
+
+inline float to_split(const float* x, int64_t k, uint32_t* split) {
+  auto* first = reinterpret_cast<uint16_t*>(split);
+  uint16_t* second = first + cpu::tile_chunks(k) * cpu::kTileSteps;
+  return each_scaled(x, k, [&](int64_t i, Vec v) {
+    const Vec rounded = round_to_bf16(v);
+    store_bf16(first + i, rounded);
+    store_bf16(second + i, round_to_bf16(sub(v, rounded)));
+  });
+}
+#endif
+
 template <cpu::PairArithmetic A>
 float to_pairs(const float* x, int64_t k, uint32_t* pairs) {
 #if defined(NFP_HAVE_BF16_PAIRS)
@@ -192,9 +217,7 @@ float to_pairs(const float* x, int64_t k, uint32_t* pairs) {
 #if defined(NFP_HAVE_TILES)
   if constexpr (A == cpu::PairArithmetic::kBf16Tiles) {
     auto* words = reinterpret_cast<uint16_t*>(pairs);
-    const int64_t end = cpu::tile_chunks(k) * cpu::kTileSteps;
-    for (int64_t i = 0; i < end; i += 16) store_bf16(words + i, i < k ? load_tail(x + i, k - i) : zero());
-    return 1.0f;
+    return each_scaled(x, k, [&](int64_t i, Vec v) { store_bf16(words + i, round_to_bf16(v)); });
   }
 #endif
 }

@@ -52,8 +52,9 @@ inline constexpr int64_t kTileHeight = 16;  // of x that one instruction multipl
 
 constexpr int64_t tile_chunks(int64_t k) { return (k + kTileSteps - 1) / kTileSteps; }
 
-// Words of 32 bits that a row of k takes whose numbers are so many numbers of BF16 each: all first ones, then all second
-// ones, in whole chunks, and a line of 64 bytes more, so that the rows of a tile lie in different sets of a cache.
+// Words of 32 bits that a row of k takes whose numbers are so many numbers of BF16 each: all first ones, then all
+// second ones, in whole chunks, and a line of 64 bytes more, so that the rows of a tile lie in different sets of a
+// cache.
 constexpr int64_t tile_row_words(int parts, int64_t k) { return parts * tile_chunks(k) * (kTileSteps / 2) + 16; }
 
 // What to_pairs makes of a row of k.

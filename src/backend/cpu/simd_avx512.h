@@ -400,8 +400,7 @@ inline void unpack_split_rows(const uint8_t* upper, const uint8_t* lower, uint16
   const auto split = [](__m512i words, uint16_t* of_first, uint16_t* of_second) {
     const __m512h w = without_subnormals(words);
     const __m512i half_up = _mm512_add_epi16(_mm512_castph_si512(w), _mm512_set1_epi16(4));
-    const __m512h kept =
-        _mm512_castsi512_ph(_mm512_and_si512(half_up, _mm512_set1_epi16(static_cast<short>(0xfff8))));
+    const __m512h kept = _mm512_castsi512_ph(_mm512_and_si512(half_up, _mm512_set1_epi16(static_cast<short>(0xfff8))));
     _mm512_store_si512(of_first, narrow_to_bf16(kept));
     _mm512_store_si512(of_second, narrow_to_bf16(_mm512_sub_ph(w, kept)));
   };

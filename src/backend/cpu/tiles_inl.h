@@ -23,8 +23,7 @@ constexpr int64_t kChunkGroups = kTileSteps / cpu::kGroupSteps;
 constexpr int64_t kLine = static_cast<int64_t>(kGroupBytes);
 constexpr int64_t kTileStride = 64;  // bytes of a tile's row
 constexpr int64_t kSumStride = kGroupColumns * static_cast<int64_t>(sizeof(float));
-// How far ahead of the group that is turned into tiles a panel is asked for, and of both planes as many lines in all.
-constexpr int64_t kTileAheadGroups = 32;
+// Up to so many rows of x are asked for before each chunk.
 constexpr int64_t kMostRowsAhead = 8;
 
 // Which tile is what: of a block, with two tiles of x and two of weights, and where panels are multiplied as they are
@@ -58,6 +57,7 @@ struct TileRows {
 struct UpperTiles {
   static constexpr int kParts = 1;
   static constexpr int64_t kBlock = cpu::kTileBlockWords / kTileWords / 2;  // chunks of a panel
+  static constexpr int64_t kAhead = 32;  // groups between what is turned into tiles and what is asked for
   template <typename Ask>
   static void each_line(const Panel& panel, int64_t group, Ask ask) {
     ask(panel.upper + group * kLine);
@@ -71,6 +71,7 @@ struct UpperTiles {
 struct SplitTiles {
   static constexpr int kParts = 2;
   static constexpr int64_t kBlock = cpu::kTileBlockWords / kTileWords / 4;
+  static constexpr int64_t kAhead = 8;
   template <typename Ask>
   static void each_line(const Panel& panel, int64_t group, Ask ask) {
     ask(panel.upper + group * kLine);
@@ -85,6 +86,7 @@ struct SplitTiles {
 struct DenseTiles {
   static constexpr int kParts = 2;
   static constexpr int64_t kBlock = SplitTiles::kBlock;
+  static constexpr int64_t kAhead = SplitTiles::kAhead;
   template <typename Ask>
   static void each_line(const Panel& panel, int64_t group, Ask ask) {
     ask(panel.upper + 2 * group * kLine);
@@ -169,7 +171,7 @@ void direct_tiles(const Panel* panels, const Panel* const* next, const Panel* fo
       const int64_t next_chunk = p + 1 < P ? c : c + 1;
       constexpr int kNext = p + 1 < P ? p + 1 : 0;
       if (next_chunk < chunks) {
-        const int64_t first = next_chunk * kChunkGroups, ahead = first + kTileAheadGroups / Weights::kParts;
+        const int64_t first = next_chunk * kChunkGroups, ahead = first + Weights::kAhead;
         const Panel& wanted = ahead < groups ? here[kNext] : after[kNext];
         const int64_t group = ahead < groups ? ahead : ahead - groups;
         // Weights have pushed few rows out of L1 by now; of more, L2 is as quick as asking.

@@ -319,48 +319,30 @@ TEST(Linear, Fp16OnTilesIsWithinItsBoundOfFp64) {
 }
 
 // Of every size that FP32 has: nothing overflows, and a power of two changes nothing but itself.
-TEST(Linear, TilesTakeActivationsOfAnySize) {
-  Random random(13);
+TEST(Linear, ScaledActivationsMayBeOfAnySize) {
+  Random random(10);
   const int64_t k = 300;
   const Parts parts = make_parts({Storage::kNested}, {32}, k, RowOrder::kConcat, false, random);
   const auto weight = pack(parts);
   std::vector<float> x = random.normals(static_cast<size_t>(k));
+  // The largest products of one sign, in whole chunks.
+  Parts most = make_parts({Storage::kNested}, {16}, k, RowOrder::kConcat, false, random);
+  most.matrices[0]->fill_largest();
+  const auto largest = pack(most);
+  const std::vector<float> ones(static_cast<size_t>(k), std::nextafter(2.0f, 0.0f));
   for (const KernelTable* table : runnable_tables()) {
-    if (table->pairs != PairArithmetic::kBf16Tiles) continue;
     for (const Precision precision : {Precision::kFp16, Precision::kFp8}) {
-      const std::vector<float> want = run_linear(*table, *weight, x, 1, precision);
+      const bool tiles = table->pairs == PairArithmetic::kBf16Tiles;
+      if (!tiles && (precision == Precision::kFp16 || table->pairs != PairArithmetic::kFp16)) continue;
+      const std::vector<float> want = run_linear(reference_of(*table), *weight, x, 1, precision);
       for (const int exponent : {-90, -40, -31, -1, 1, 15, 40, 110}) {
         std::vector<float> scaled = x;
         for (float& v : scaled) v = std::ldexp(v, exponent);
         const std::vector<float> got = run_linear(*table, *weight, scaled, 1, precision);
         for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(got[i], std::ldexp(want[i], exponent)) << exponent;
       }
+      for (const float v : run_linear(*table, *largest, ones, 1, precision)) EXPECT_TRUE(std::isfinite(v));
     }
-  }
-}
-
-// Of every size that FP32 has: nothing overflows, and sums are as near as the largest activations ask.
-TEST(Linear, Fp16PairsTakeActivationsOfAnySize) {
-  Random random(10);
-  const int64_t k = 300;
-  const Parts parts = make_parts({Storage::kNested}, {32}, k, RowOrder::kConcat, false, random);
-  const auto weight = pack(parts);
-  std::vector<float> x = random.normals(static_cast<size_t>(k));
-  const std::vector<float> want = run_linear(scalar_fp16_kernels(), *weight, x, 1, Precision::kFp8);
-  for (const KernelTable* table : runnable_tables()) {
-    if (table->pairs != PairArithmetic::kFp16) continue;
-    for (const int exponent : {-90, -40, -1, 1, 15, 40, 110}) {
-      std::vector<float> scaled = x;
-      for (float& v : scaled) v = std::ldexp(v, exponent);
-      const std::vector<float> got = run_linear(*table, *weight, scaled, 1, Precision::kFp8);
-      for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(got[i], std::ldexp(want[i], exponent)) << exponent;
-    }
-    // The largest products of one sign, in whole chunks.
-    Parts most = make_parts({Storage::kNested}, {16}, k, RowOrder::kConcat, false, random);
-    most.matrices[0]->fill_largest();
-    const auto largest = pack(most);
-    const std::vector<float> ones(static_cast<size_t>(k), std::nextafter(2.0f, 0.0f));
-    for (const float v : run_linear(*table, *largest, ones, 1, Precision::kFp8)) EXPECT_TRUE(std::isfinite(v));
   }
 }
 

@@ -246,6 +246,17 @@ inline void load_pairs_here(const uint16_t* p, Pairs& r) {
 #endif
 
 #if defined(NFP_HAVE_BF16_PAIRS) || defined(NFP_HAVE_TILES)
+// x rounded to BF16 (to nearest even), as bits of FP32.
+inline __m512i rounded_to_bf16(Vec x) {
+  // Not VCVTNEPS2BF16, which flushes subnormals: the products flush them anyway, but NaN and ties are kept plain.
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  return _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
+}
+#endif
+
+#ifdef NFP_HAVE_BF16_PAIRS
 // BF16 of E4M3 * 2^-8 by the code's lower seven bits, one byte of it: exponent + 112 and mantissa, and of the codes
 // with exponent 0, m * 2^-17, the normal number that it is, because BF16 products take subnormal inputs as zero.
 constexpr std::array<uint8_t, 128> bf16_bytes(int shift) {
@@ -273,17 +284,7 @@ inline void look_up_bf16(__m512i u, Pairs w[2]) {
   w[0] = _mm512_unpacklo_epi8(low, high);
   w[1] = _mm512_unpackhi_epi8(low, high);
 }
-// x rounded to BF16 (to nearest even), as bits of FP32.
-inline __m512i rounded_to_bf16(Vec x) {
-  // Not VCVTNEPS2BF16, which flushes subnormals: the products flush them anyway, but NaN and ties are kept plain.
-  const __m512i bits = _mm512_castps_si512(x);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  return _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
-}
-#endif
 
-#ifdef NFP_HAVE_BF16_PAIRS
 inline Vec dot_pairs(Vec acc, Pairs x, Pairs w) {
   return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(w));
 }

@@ -450,6 +450,7 @@ TEST(CpuBackend, RoutesAreTheLikeliestExpertsSortedByExpert) {
                 total += double{x[static_cast<size_t>(int64_t{r} * features + i)]} * w[i];
               return total;
             };
+            scores.reserve(static_cast<size_t>(experts));
             for (int32_t e = 0; e < experts; ++e) scores.push_back(product(router.data() + int64_t{e} * hidden));
             gate_sum = product(gate.data());
             EXPECT_NEAR(b.shared.as<float>()[r], 1 / (1 + std::exp(-gate_sum)), 1e-5);

@@ -573,14 +573,14 @@ void tile_rows(int rows, const typename Steps::X* x, int64_t x_stride, Block blo
   }
 }
 
-// FP8 steps multiply dense panels with x itself.
-inline bool scales_tokens(const LinearTask& task, const Panel& panel) {
+// Whether x_pairs, x_codes and token_scale are for this panel: FP8 steps multiply dense ones with x itself.
+inline bool takes_prepared(const LinearTask& task, const Panel& panel) {
   return !task.upper_only || panel.kind == PanelKind::kNested;
 }
 
 inline Vec finished(const LinearTask& task, const Panel& panel, const float* acc, int64_t row) {
   Vec v = mul(load(acc), load(panel.scale));
-  if (task.token_scale != nullptr && scales_tokens(task, panel)) v = mul(v, splat(task.token_scale[row]));
+  if (task.token_scale != nullptr && takes_prepared(task, panel)) v = mul(v, splat(task.token_scale[row]));
   if (panel.bias != nullptr) v = add(v, load(panel.bias));
   return v;
 }
@@ -769,11 +769,6 @@ inline Source source_of(const LinearTask& task, const Panel& panel) {
 }
 
 #if defined(NFP_HAVE_TILES)
-// FP8 steps compute dense panels in FP32.
-inline bool is_on_tiles(const LinearTask& task, const Panel& panel) {
-  return task.x_pairs != nullptr && (!task.upper_only || panel.kind == PanelKind::kNested);
-}
-
 template <typename Done>
 void multiply_on_tiles(const LinearTask& task, const Panel* panels, int count, Done done) {
   if (panels->kind == PanelKind::kDense) {
@@ -787,7 +782,7 @@ void multiply_on_tiles(const LinearTask& task, const Panel* panels, int count, D
 
 // How many panels from `panels` on are multiplied on tiles together: whole groups, or all to the task's end.
 inline int panels_on_tiles(const LinearTask& task, const Panel* panels) {
-  if (!is_on_tiles(task, *panels)) return 0;
+  if (!takes_prepared(task, *panels)) return 0;
   const int most = static_cast<int>(panels_alike(task, panels, kTilePanels));
   return panels + most == task.panels + task.last || most == kTilePanels ? most : most / kGroupPanels * kGroupPanels;
 }
@@ -829,7 +824,7 @@ void linear(const LinearTask& task) {
       mixed = end - begin < count;
       const Finish done = mixed ? Finish{} : Finish{&task, panels, count};
 #if defined(NFP_HAVE_TILES)
-      if (kTiles && is_on_tiles(task, panels[begin])) {
+      if (on_tiles && takes_prepared(task, panels[begin])) {
         multiply_on_tiles(task, panels + begin, end - begin, [&](const float* sums, int, int64_t row, int64_t last) {
           for (int64_t m = row; m < last; ++m) {
             for (int p = 0; p < end - begin; ++p) {

@@ -302,24 +302,28 @@ void tile_panels(const LinearTask& task, const Panel* panels, int count, Done do
         direct_tiles<Weights, tiles, width>(panels + p, next, following, x, row, groups, out, room);
         p += width;
       };
-      const auto run_rows = [&](auto width) {
-        if constexpr (width == 4) {
-          run(std::integral_constant<int, 1>{}, width);
-        } else if (tiles_of_rows <= 2) {
-          tiles_of_rows == 1 ? run(std::integral_constant<int, 1>{}, width)
-                             : run(std::integral_constant<int, 2>{}, width);
-        } else if constexpr (width == 1) {
-          tiles_of_rows == 3 ? run(std::integral_constant<int, 3>{}, width)
-                             : run(std::integral_constant<int, 4>{}, width);
+      const auto run_wide = [&](auto tiles) {
+        constexpr int kWidth = direct_width(tiles);
+        if constexpr (kWidth == 4) {
+          if (count - p >= 4) return run(tiles, std::integral_constant<int, 4>{});
         }
+        if constexpr (kWidth >= 2) {
+          if (count - p >= 2) return run(tiles, std::integral_constant<int, 2>{});
+        }
+        run(tiles, std::integral_constant<int, 1>{});
       };
-      const int width = direct_width(tiles_of_rows), left = count - p;
-      if (width == 4 && left >= 4) {
-        run_rows(std::integral_constant<int, 4>{});
-      } else if (width >= 2 && left >= 2) {
-        run_rows(std::integral_constant<int, 2>{});
-      } else {
-        run_rows(std::integral_constant<int, 1>{});
+      switch (tiles_of_rows) {
+        case 1:
+          run_wide(std::integral_constant<int, 1>{});
+          break;
+        case 2:
+          run_wide(std::integral_constant<int, 2>{});
+          break;
+        case 3:
+          run_wide(std::integral_constant<int, 3>{});
+          break;
+        default:
+          run_wide(std::integral_constant<int, 4>{});
       }
     }
   } else {

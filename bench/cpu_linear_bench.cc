@@ -62,7 +62,6 @@ class Bench {
     memory_ = std::move(memory).value();
     fill();
     auto* at = memory_.as<uint8_t>();
-    scale_.assign(kPanelRows, 1.0f);
     for (int e = 0; e < experts; ++e) {
       for (const Shape& shape : mixture.shapes()) {
         Matrix& matrix = matrices_.emplace_back(Matrix{shape, {}});
@@ -70,8 +69,7 @@ class Bench {
           Panel panel;
           panel.upper = at + row * shape.k;
           panel.lower = panel.upper + shape.n * shape.k;
-          panel.scale = scale_.data();
-          panel.column = row;
+          panel.column = static_cast<int32_t>(row);
           matrix.panels.push_back(panel);
         }
         at += shape.bytes();
@@ -184,6 +182,13 @@ class Bench {
       task.y = y_[i % 2].data();
       task.y_stride = matrix.shape.n;
       task.scratch = scratch_[static_cast<size_t>(thread)].data();
+      size_t next = i + 1;
+      while (next < matrices_.size() && setting.rows[next / 2] == 0) ++next;
+      if (next < matrices_.size()) {
+        const Range range = share(matrices_[next], thread);
+        task.next = matrices_[next].panels.data() + range.begin;
+        task.next_count = range.size();
+      }
       kernels_.linear(task);
     }
   }
@@ -192,7 +197,6 @@ class Bench {
   const KernelTable& kernels_;
   const bool cheap_subnormals_ = detect_features().cheap_subnormals;
   Mapping memory_;
-  std::vector<float> scale_;
   std::vector<Matrix> matrices_;
   std::array<std::vector<float>, 2> x_, y_;
   Mapping pairs_;  // of any of x_: all values are alike

@@ -72,6 +72,11 @@ void gather_row(const Preparation& wants, const PackedWeight& weight, const floa
   }
 }
 
+// What a matrix is, which no cache holds when its turn comes; not its panels.
+void ask_for(const PackedWeight& weight) {
+  for (size_t at = 0; at < sizeof(weight); at += 64) __builtin_prefetch(reinterpret_cast<const char*>(&weight) + at);
+}
+
 }  // namespace
 
 void Executor::execute(const RouteArgs& args, int thread) {
@@ -150,8 +155,13 @@ void Executor::execute(const ExpertLinearArgs& args, int thread, RunCounts& coun
   });
   const PieceList list{threads_.size()};
   const auto part_of = [&](size_t i, int owner) { return owner % 2 == 0 ? i : parts.size() - 1 - i; };
+  // Experts are all of one size.
+  int counted = -1;  // whose pieces of any expert are `pieces`
+  int32_t pieces = 0;
   const auto pieces_of = [&](size_t part, int owner) {
-    return list.count(packed(args.weights[parts[part].expert]), parts[part].count, owner);
+    if (list.by_rows(parts[part].count)) return 1;
+    if (owner != counted) pieces = list.count(packed(args.weights[0]), 1, owner), counted = owner;
+    return pieces;
   };
   Product product;
   size_t at = 0, multiplied = parts.size();  // in the owner's order; the last piece's part
@@ -170,10 +180,11 @@ void Executor::execute(const ExpertLinearArgs& args, int thread, RunCounts& coun
       const PackedWeight& next = packed(args.weights[parts[part_of(at + 1, owner)].expert]);
       const Range panels = next.share(owner, threads_.size());
       piece.next = next.panels().data() + panels.begin;
-      piece.next_count = panels.size();
+      piece.next_count = std::min(list.panels_a_piece(next), panels.size());
     }
     piece.same_x = piece.same_x && part == multiplied;
     if (part != multiplied) {
+      if (at + 2 < parts.size()) ask_for(packed(args.weights[parts[part_of(at + 2, owner)].expert]));
       const int32_t* from = routes.row + rows.first;
       // Rows are in order: so they are neighbours where the last is as far from the first.
       if (args.sorted || from[rows.count - 1] - from[0] == rows.count - 1) {
@@ -193,9 +204,9 @@ void Executor::execute(const ExpertLinearArgs& args, int thread, RunCounts& coun
     multiply(product, piece, thread);
   };
   const auto count = [&](int owner) {
-    int32_t pieces = 0;
-    for (size_t i = 0; i < parts.size(); ++i) pieces += pieces_of(i, owner);
-    return pieces;
+    int32_t all_pieces = 0;
+    for (size_t i = 0; i < parts.size(); ++i) all_pieces += pieces_of(i, owner);
+    return all_pieces;
   };
   pieces_.share(thread, counts.work_turns, count, work);
 }

@@ -49,7 +49,7 @@ inline constexpr int32_t kRowsToShare = 128;
 // How a product is cut into pieces: each thread's share of the panels into pieces of about kPieceWeights weights, or,
 // where threads share rows, all of its rows.
 struct PieceList {
-  static constexpr int64_t kPieceWeights = 1 << 17;
+  static constexpr int64_t kPieceWeights = 1 << 18;
   int threads;
 
   bool by_rows(int32_t rows) const { return rows >= kRowsToShare * threads; }
@@ -67,7 +67,10 @@ struct PieceList {
     const int64_t each = panels_a_piece(weight), begin = mine.begin + index * each;
     const int64_t end = std::min(begin + each, mine.end);
     const bool last = end == mine.end;
-    return {{begin, end}, {0, rows}, last ? nullptr : weight.panels().data() + end, last ? 0 : mine.end - end};
+    return {{begin, end},
+            {0, rows},
+            last ? nullptr : weight.panels().data() + end,
+            last ? 0 : std::min(each, mine.end - end)};
   }
 };
 

@@ -87,7 +87,7 @@ struct LinearTask {
   void* scratch = nullptr;  // linear_scratch_bytes(pairs, rows, k), 64-byte aligned
   // The scratch is as the last task left it, which had the same rows of x and differed in panels alone.
   bool same_x = false;
-  // Panels of what will be multiplied after this task, where that is known: their first bytes are asked for early.
+  // The panels of the task after this one, where that is known: their first bytes are asked for early.
   const Panel* next = nullptr;
   int64_t next_count = 0;
 };

@@ -486,6 +486,7 @@ void direct_panels(const LinearTask& task, const Panel* panels, int count, const
       return count >= step && step <= Steps::most_panels(rows) && rows <= most_direct_rows(step);
     };
     const int step = fits(kDirectPanels) ? kDirectPanels : (fits(2) ? 2 : 1);
+    ask_for_panels(task, panels + step + kDirectPanels, step);
     const Upcoming upcoming = upcoming_after<Steps>(task, panels + step, groups);
     if (step == kDirectPanels) {
       direct_rows<Steps, kDirectPanels>(panels, upcoming, x, stride, units, rows, out);
@@ -581,7 +582,7 @@ inline bool takes_prepared(const LinearTask& task, const Panel& panel) {
 inline Vec finished(const LinearTask& task, const Panel& panel, const float* acc, int64_t row) {
   Vec v = mul(load(acc), load(panel.scale));
   if (task.token_scale != nullptr && takes_prepared(task, panel)) v = mul(v, splat(task.token_scale[row]));
-  if (panel.bias != nullptr) v = add(v, load(panel.bias));
+  if (panel.biased) v = add(v, load(panel.bias()));
   return v;
 }
 

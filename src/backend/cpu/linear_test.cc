@@ -467,7 +467,7 @@ TEST(Linear, EveryUpperCodeAndEveryNestablePatternIsExact) {
           list[p].upper = upper.data() + 64 * p;
           list[p].lower = lower.data() + 64 * p;
           list[p].scale = ones.data();
-          list[p].column = static_cast<int64_t>(16 * p);
+          list[p].column = static_cast<int32_t>(16 * p);
         }
         std::vector<float> y(panels * 16), scratch(linear_scratch_bytes(table->pairs, 1, 4) / 4 + 16);
         for (const auto& [upper_only, cheap_subnormals] : {std::pair{false, false}, {true, false}, {true, true}}) {
@@ -524,7 +524,7 @@ TEST(Linear, SubnormalsThatCostNothingChangeNothing) {
       for (size_t p = 0; p < kPanels; ++p) {
         panels[p].upper = upper.data() + 64 * groups * p;
         panels[p].scale = ones.data();
-        panels[p].column = static_cast<int64_t>(16 * p);
+        panels[p].column = static_cast<int32_t>(16 * p);
       }
       std::vector<uint32_t> y[2];
       for (const bool cheap : {false, true}) {

@@ -1,6 +1,7 @@
 #include "backend/cpu/packed_weight.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <mutex>
@@ -46,10 +47,11 @@ struct Staging {
   std::vector<uint16_t> words;
 };
 
-Status fill_panel(const MatrixReader& reader, int64_t first, const Panel& panel, float* scale, Staging& staging) {
+Status fill_panel(const MatrixReader& reader, int64_t first, const Panel& panel, Staging& staging) {
   const int64_t k = reader.cols();
   const int count = panel.rows;
   auto* upper = const_cast<uint8_t*>(panel.upper);
+  auto* scale = const_cast<float*>(panel.scale);
   std::fill(scale, scale + kPanelRows, 1.0f);
   switch (panel.kind) {
     case PanelKind::kDense: {
@@ -83,6 +85,7 @@ Result<std::unique_ptr<LinearWeight>> PackedWeight::pack(const LinearSpec& spec,
   NFP_RETURN_IF_ERROR(weight->take_memory(arena, spec.parts.front()->name()));
   weight->place_bias(spec, sources);
   NFP_RETURN_IF_ERROR(weight->fill(sources, threads));
+  weight->share_ones();
   return std::unique_ptr<LinearWeight>(std::move(weight));
 }
 
@@ -99,8 +102,8 @@ std::vector<PackedWeight::PanelSource> PackedWeight::lay_out(const LinearSpec& s
       sources.push_back({part, row});
       Panel panel;
       panel.kind = kind_of(part->storage());
-      panel.rows = static_cast<int32_t>(std::min<int64_t>(kPanelRows, part->rows() - row));
-      panel.column = n_ + row;
+      panel.rows = static_cast<int8_t>(std::min<int64_t>(kPanelRows, part->rows() - row));
+      panel.column = static_cast<int32_t>(n_ + row);
       panels_.push_back(panel);
     }
     n_ += part->rows();
@@ -113,7 +116,7 @@ std::vector<PackedWeight::PanelSource> PackedWeight::lay_out(const LinearSpec& s
   for (size_t i = 0; i < half; ++i) {
     for (size_t part = 0; part < 2; ++part) {
       mixed.push_back(panels_[part * half + i]);
-      mixed.back().column = static_cast<int64_t>(int64_t{2} * kPanelRows * i + part);
+      mixed.back().column = static_cast<int32_t>(2 * kPanelRows * i + part);
       mixed.back().stride = 2;
       mixed_sources.push_back(sources[part * half + i]);
     }
@@ -145,27 +148,26 @@ Status PackedWeight::take_memory(Arena& arena, const std::string& name) {
     bases[which] += bytes;
     return at;
   };
-  scales_.assign(panels_.size() * kPanelRows, 1.0f);
-  for (size_t i = 0; i < panels_.size(); ++i) {
-    Panel& panel = panels_[i];
+  for (Panel& panel : panels_) {
     panel.upper = panel.kind == PanelKind::kDense ? take(2, 2 * plane) : take(0, plane);
     if (panel.kind == PanelKind::kNested) panel.lower = take(1, plane);
-    panel.scale = scales_.data() + i * kPanelRows;
   }
   return ok_status();
 }
 
 void PackedWeight::place_bias(const LinearSpec& spec, const std::vector<PanelSource>& sources) {
-  if (spec.bias.empty()) return;
+  const bool biased = !spec.bias.empty();
+  const size_t each = (biased ? 2 : 1) * kPanelRows;
+  factors_.assign(panels_.size() * each, 0.0f);
+  for (size_t i = 0; i < panels_.size(); ++i) panels_[i].scale = factors_.data() + i * each, panels_[i].biased = biased;
+  if (!biased) return;
   assert(static_cast<int64_t>(spec.bias.size()) == n_);
-  bias_.assign(panels_.size() * kPanelRows, 0.0f);
   const int64_t first_rows = spec.parts.front()->rows();
   for (size_t i = 0; i < panels_.size(); ++i) {
-    float* bias = bias_.data() + i * kPanelRows;
+    auto* bias = const_cast<float*>(panels_[i].bias());
     const int64_t start =
         interleaved_ ? static_cast<int64_t>(i % 2) * first_rows + sources[i].first : panels_[i].column;
     std::copy_n(spec.bias.data() + start, panels_[i].rows, bias);
-    panels_[i].bias = bias;
   }
 }
 
@@ -177,8 +179,7 @@ Status PackedWeight::fill(const std::vector<PanelSource>& sources, ThreadPool& t
     Staging staging;
     for (int64_t i = range.begin; i < range.end; ++i) {
       const auto at = static_cast<size_t>(i);
-      Status status =
-          fill_panel(*sources[at].reader, sources[at].first, panels_[at], scales_.data() + at * kPanelRows, staging);
+      Status status = fill_panel(*sources[at].reader, sources[at].first, panels_[at], staging);
       if (status.ok()) continue;
       const std::lock_guard lock(mutex);
       if (!failure) failure = std::move(status).error();
@@ -187,6 +188,19 @@ Status PackedWeight::fill(const std::vector<PanelSource>& sources, ThreadPool& t
   });
   if (failure) return *std::move(failure);
   return ok_status();
+}
+
+// Most matrices have no scales: those of their panels are the same line, which stays in a cache.
+void PackedWeight::share_ones() {
+  static constexpr auto kOnes = [] {
+    std::array<float, kPanelRows> ones{};
+    ones.fill(1.0f);
+    return ones;
+  }();
+  const bool ones = std::all_of(factors_.begin(), factors_.end(), [](float factor) { return factor == 1.0f; });
+  if (!ones || panels_.front().biased) return;
+  for (Panel& panel : panels_) panel.scale = kOnes.data();
+  factors_ = {};
 }
 
 size_t PackedWeight::bytes_read(Precision precision) const {

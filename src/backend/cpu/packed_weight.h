@@ -44,6 +44,7 @@ class PackedWeight final : public LinearWeight {
   std::vector<PanelSource> lay_out(const LinearSpec& spec);
   Status take_memory(Arena& arena, const std::string& name);
   void place_bias(const LinearSpec& spec, const std::vector<PanelSource>& sources);
+  void share_ones();
   Status fill(const std::vector<PanelSource>& sources, ThreadPool& threads);
 
   int64_t n_ = 0;
@@ -53,8 +54,7 @@ class PackedWeight final : public LinearWeight {
   std::vector<int64_t> part_panels_;  // index of each part's first panel (kConcat)
   std::vector<int64_t> part_rows_;    // and of its first row
   std::vector<Panel> panels_;
-  std::vector<float> scales_;  // [panels, 16]
-  std::vector<float> bias_;
+  std::vector<float> factors_;  // [panels, 16] scales, or with biases [panels, 2, 16]
   std::vector<Arena::Piece> pieces_;
   size_t upper_bytes_ = 0, lower_bytes_ = 0, dense_bytes_ = 0;
 };

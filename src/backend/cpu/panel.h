@@ -23,16 +23,21 @@ enum class PanelKind : uint8_t {
   kDense,   // `upper` points to FP16 words
 };
 
+// Small: a model has so many that no cache holds one when its turn comes.
 struct Panel {
   const uint8_t* upper = nullptr;
   const uint8_t* lower = nullptr;
-  const float* scale = nullptr;  // [16] what the sum over k of x * (FP16 value of the panel's bytes) is multiplied by
-  const float* bias = nullptr;   // [16] or null
-  int64_t column = 0;            // of y that row 0 goes to
-  int32_t stride = 1;            // columns from one row to the next (2 in interleaved weights)
-  int32_t rows = kPanelRows;     // that exist
+  // [16] what the sum over k of x * (FP16 value of the panel's bytes) is multiplied by; then, if it is `biased`, [16]
+  // what is added.
+  const float* scale = nullptr;
+  int32_t column = 0;        // of y that row 0 goes to
+  int8_t stride = 1;         // columns from one row to the next (2 in interleaved weights)
+  int8_t rows = kPanelRows;  // that exist
   PanelKind kind = PanelKind::kNested;
+  bool biased = false;
+  const float* bias() const { return biased ? scale + kPanelRows : nullptr; }
 };
+static_assert(sizeof(Panel) == 32);
 
 // Position of (row, step) in a group of bytes.
 constexpr size_t group_position(int row, int step) {

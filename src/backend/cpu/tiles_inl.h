@@ -154,14 +154,21 @@ struct TileRoom {
 // So many panels are read side by side: memory delivers several streams faster than one.
 constexpr int direct_width(int64_t tiles) { return tiles == 1 ? 4 : tiles == 2 ? 2 : 1; }
 
-// The sums of all steps of P panels and R tiles of rows, which begin at row[r], to out + r * kTileHeight rows. `next`:
-// the panels that are read after these; `following`: the one whose product comes after these; or null.
+// Which of `count` panels is the i-th to be read: each of W streams goes through neighbours in memory.
+template <int W>
+inline int place_in_streams(int i, int count) {
+  const int each = count / W;
+  return i < each * W ? i % W * each + i / W : i;
+}
+
+// The sums of all steps of P panels and R tiles of rows, which begin at row[r], to out[p] + r * kTileHeight rows.
+// `next`: the panels that are read after these; `following`: the one whose product comes after these; or null.
 template <typename Weights, int R, int P>
-void direct_tiles(const Panel* panels, const Panel* const* next, const Panel* following, const TileRows& x,
-                  const int64_t* row, int64_t groups, float* out, TileRoom<Weights>& room) {
+void direct_tiles(const Panel* const* panels, const Panel* const* next, const Panel* following, const TileRows& x,
+                  const int64_t* row, int64_t groups, float* const* out, TileRoom<Weights>& room) {
   const int64_t chunks = (groups + kChunkGroups - 1) / kChunkGroups;
   Panel here[P], after[P];  // copies: nothing that is written could change them
-  NFP_UNROLL for (int p = 0; p < P; ++p) here[p] = panels[p], after[p] = *next[p];
+  NFP_UNROLL for (int p = 0; p < P; ++p) here[p] = *panels[p], after[p] = *next[p];
   each_tile<R>([&](auto r) { each_tile<P>([&](auto p) { zero_tile<direct_sum_tile(R, r, p)>(); }); });
   if (!room.ready) fill_tile<Weights>(here[0], 0, groups, room.words[room.now], [](int64_t) {});
   for (int64_t c = 0; c < chunks; ++c) {
@@ -206,9 +213,8 @@ void direct_tiles(const Panel* panels, const Panel* const* next, const Panel* fo
   }
   room.ready = following != nullptr;
   each_tile<R>([&](auto r) {
-    each_tile<P>([&](auto p) {
-      store_tile<direct_sum_tile(R, r, p)>(out + r * kTileHeight * kGroupColumns + p * kPanelRows, kSumStride);
-    });
+    each_tile<P>(
+        [&](auto p) { store_tile<direct_sum_tile(R, r, p)>(out[p] + r * kTileHeight * kGroupColumns, kSumStride); });
   });
 }
 
@@ -261,6 +267,50 @@ inline int64_t panels_alike(const LinearTask& task, const Panel* panels, int64_t
   return count;
 }
 
+// The sums of up to kTilePanels panels of one kind and R tiles of rows, which begin at row[r], to `sums`, of four
+// panels after each other: [R * 16, kGroupColumns].
+template <typename Weights, int R>
+void direct_group(const LinearTask& task, const Panel* panels, int count, const TileRows& x, const int64_t* row,
+                  int64_t groups, float* sums) {
+  constexpr int kWidth = direct_width(R);
+  const int64_t left = task.panels + task.last - (panels + count), then = left > 0 ? left : task.next_count;
+  const int next_count = static_cast<int>(then < kTilePanels ? then : kTilePanels);
+  // The i-th panel, or of what is multiplied then; null: not known.
+  const auto nth = [&](int i) -> const Panel* {
+    if (i < count) return panels + place_in_streams<kWidth>(i, count);
+    i -= count;
+    return i < next_count ? panel_at(task, panels + count + place_in_streams<kWidth>(i, next_count)) : nullptr;
+  };
+  TileRoom<Weights> room;
+  for (int p = 0; p < count;) {
+    const auto run = [&](auto width) {
+      const Panel *here[width], *next[width];
+      float* out[width];
+      for (int i = 0; i < width; ++i) {
+        // Neither what a panel is nor its scales are in a cache when they are needed.
+        if (const Panel* later = nth(p + 2 * width + i); later != nullptr) prefetch(later);
+        here[i] = nth(p + i);
+        prefetch(here[i]->scale);
+        // Where nothing is known to follow: what has been read.
+        const Panel* known = nth(p + width + i);
+        next[i] = known == nullptr || known->kind != panels->kind ? here[i] : known;
+        const int64_t at = here[i] - panels;
+        out[i] = sums + at / kGroupPanels * R * kTileHeight * kGroupColumns + at % kGroupPanels * kPanelRows;
+      }
+      const Panel* following = p + width < count ? nth(p + width) : nullptr;
+      direct_tiles<Weights, R, width>(here, next, following, x, row, groups, out, room);
+      p += width;
+    };
+    if (count - p >= kWidth) {
+      run(std::integral_constant<int, kWidth>{});
+    } else if (kWidth > 2 && count - p >= 2) {
+      run(std::integral_constant<int, 2>{});
+    } else {
+      run(std::integral_constant<int, 1>{});
+    }
+  }
+}
+
 // The product of up to kTilePanels panels of one kind. Calls done(sums, first, row, end) with the sums [.., 64] of four
 // panels from `first` on, for the rows [row, end), `sums` being where row 0's would be.
 template <typename Weights, typename Done>
@@ -286,45 +336,21 @@ void tile_panels(const LinearTask& task, const Panel* panels, int count, Done do
   };
 
   if (rows <= kTileDirectRows) {
-    TileRoom<Weights> room;
     int64_t row[kTileDirectRows / kTileHeight] = {};
     for (int64_t t = 0; t < tiles_of_rows; ++t) row[t] = begin_of(t);
-    for (int p = 0; p < count;) {
-      const auto run = [&](auto tiles, auto width) {
-        const Panel* next[width];
-        for (int i = 0; i < width; ++i) {
-          // Where nothing is known to follow: what has been read.
-          const Panel* known = panel_at(task, panels + p + width + i);
-          next[i] = known == nullptr || known->kind != panels->kind ? panels + p + i : known;
-        }
-        const Panel* following = p + width < count ? panels + p + width : nullptr;
-        float* out = sums_of(p / kGroupPanels, 0) + p % kGroupPanels * kPanelRows;
-        direct_tiles<Weights, tiles, width>(panels + p, next, following, x, row, groups, out, room);
-        p += width;
-      };
-      const auto run_wide = [&](auto tiles) {
-        constexpr int kWidth = direct_width(tiles);
-        if constexpr (kWidth == 4) {
-          if (count - p >= 4) return run(tiles, std::integral_constant<int, 4>{});
-        }
-        if constexpr (kWidth >= 2) {
-          if (count - p >= 2) return run(tiles, std::integral_constant<int, 2>{});
-        }
-        run(tiles, std::integral_constant<int, 1>{});
-      };
-      switch (tiles_of_rows) {
-        case 1:
-          run_wide(std::integral_constant<int, 1>{});
-          break;
-        case 2:
-          run_wide(std::integral_constant<int, 2>{});
-          break;
-        case 3:
-          run_wide(std::integral_constant<int, 3>{});
-          break;
-        default:
-          run_wide(std::integral_constant<int, 4>{});
-      }
+    const auto run = [&](auto tiles) { direct_group<Weights, tiles>(task, panels, count, x, row, groups, sums); };
+    switch (tiles_of_rows) {
+      case 1:
+        run(std::integral_constant<int, 1>{});
+        break;
+      case 2:
+        run(std::integral_constant<int, 2>{});
+        break;
+      case 3:
+        run(std::integral_constant<int, 3>{});
+        break;
+      default:
+        run(std::integral_constant<int, 4>{});
     }
   } else {
     constexpr int64_t kBlock = Weights::kBlock;

@@ -62,6 +62,7 @@ class Bench {
     memory_ = std::move(memory).value();
     fill();
     auto* at = memory_.as<uint8_t>();
+    scale_.assign(kPanelRows, 1.0f);
     for (int e = 0; e < experts; ++e) {
       for (const Shape& shape : mixture.shapes()) {
         Matrix& matrix = matrices_.emplace_back(Matrix{shape, {}});
@@ -69,6 +70,7 @@ class Bench {
           Panel panel;
           panel.upper = at + row * shape.k;
           panel.lower = panel.upper + shape.n * shape.k;
+          panel.scale = scale_.data();
           panel.column = static_cast<int32_t>(row);
           matrix.panels.push_back(panel);
         }
@@ -197,6 +199,7 @@ class Bench {
   const KernelTable& kernels_;
   const bool cheap_subnormals_ = detect_features().cheap_subnormals;
   Mapping memory_;
+  std::vector<float> scale_;
   std::vector<Matrix> matrices_;
   std::array<std::vector<float>, 2> x_, y_;
   Mapping pairs_;  // of any of x_: all values are alike

@@ -102,7 +102,7 @@ std::vector<PackedWeight::PanelSource> PackedWeight::lay_out(const LinearSpec& s
       sources.push_back({part, row});
       Panel panel;
       panel.kind = kind_of(part->storage());
-      panel.rows = static_cast<int8_t>(std::min<int64_t>(kPanelRows, part->rows() - row));
+      panel.rows = static_cast<uint8_t>(std::min<int64_t>(kPanelRows, part->rows() - row));
       panel.column = static_cast<int32_t>(n_ + row);
       panels_.push_back(panel);
     }
@@ -116,7 +116,7 @@ std::vector<PackedWeight::PanelSource> PackedWeight::lay_out(const LinearSpec& s
   for (size_t i = 0; i < half; ++i) {
     for (size_t part = 0; part < 2; ++part) {
       mixed.push_back(panels_[part * half + i]);
-      mixed.back().column = static_cast<int32_t>(2 * kPanelRows * i + part);
+      mixed.back().column = static_cast<int32_t>(size_t{2} * kPanelRows * i + part);
       mixed.back().stride = 2;
       mixed_sources.push_back(sources[part * half + i]);
     }
@@ -157,7 +157,7 @@ Status PackedWeight::take_memory(Arena& arena, const std::string& name) {
 
 void PackedWeight::place_bias(const LinearSpec& spec, const std::vector<PanelSource>& sources) {
   const bool biased = !spec.bias.empty();
-  const size_t each = (biased ? 2 : 1) * kPanelRows;
+  const size_t each = size_t{biased ? 2u : 1u} * kPanelRows;
   factors_.assign(panels_.size() * each, 0.0f);
   for (size_t i = 0; i < panels_.size(); ++i) panels_[i].scale = factors_.data() + i * each, panels_[i].biased = biased;
   if (!biased) return;

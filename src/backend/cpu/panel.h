@@ -30,9 +30,9 @@ struct Panel {
   // [16] what the sum over k of x * (FP16 value of the panel's bytes) is multiplied by; then, if it is `biased`, [16]
   // what is added.
   const float* scale = nullptr;
-  int32_t column = 0;        // of y that row 0 goes to
-  int8_t stride = 1;         // columns from one row to the next (2 in interleaved weights)
-  int8_t rows = kPanelRows;  // that exist
+  int32_t column = 0;         // of y that row 0 goes to
+  uint8_t stride = 1;         // columns from one row to the next (2 in interleaved weights)
+  uint8_t rows = kPanelRows;  // that exist
   PanelKind kind = PanelKind::kNested;
   bool biased = false;
   const float* bias() const { return biased ? scale + kPanelRows : nullptr; }

@@ -461,13 +461,14 @@ void direct_rows(const Panel* panels, const Upcoming& upcoming, const typename S
   }
 }
 
-// What follows `panel`: panels of the task, then those of the next.
+// What follows `panel`: panels of the task, then those of the next. Asks for what the ones behind these are.
 template <typename Steps>
 Upcoming upcoming_after(const LinearTask& task, const Panel* panel, int64_t groups) {
   Upcoming upcoming;
   const Panel* end = task.panels + task.last;
   for (int64_t p = 0; p < kDirectPanels; ++p) {
     const Panel* known = panel_at(task, panel + p);
+    if (const Panel* later = panel_at(task, panel + kDirectPanels + p); later != nullptr) prefetch(later);
     // Where nothing follows: what has been read, and lies in a cache.
     const Panel& from = known == nullptr ? panel[-1] : *known;
     const uint8_t* lower = from.lower != nullptr ? from.lower : from.upper;
@@ -486,7 +487,6 @@ void direct_panels(const LinearTask& task, const Panel* panels, int count, const
       return count >= step && step <= Steps::most_panels(rows) && rows <= most_direct_rows(step);
     };
     const int step = fits(kDirectPanels) ? kDirectPanels : (fits(2) ? 2 : 1);
-    ask_for_panels(task, panels + step + kDirectPanels, step);
     const Upcoming upcoming = upcoming_after<Steps>(task, panels + step, groups);
     if (step == kDirectPanels) {
       direct_rows<Steps, kDirectPanels>(panels, upcoming, x, stride, units, rows, out);

@@ -24,14 +24,5 @@ inline const Panel* panel_at(const LinearTask& task, const Panel* panel) {
   return beyond < task.next_count ? task.next + beyond : nullptr;
 }
 
-// Asks for what is known of `count` panels from there on besides their bytes.
-inline void ask_for_panels(const LinearTask& task, const Panel* panels, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const Panel* known = panel_at(task, panels + i);
-    if (known == nullptr) return;
-    prefetch(known);
-  }
-}
-
 }  // namespace
 }  // namespace nfp

@@ -83,7 +83,7 @@ Result<std::unique_ptr<LinearWeight>> PackedWeight::pack(const LinearSpec& spec,
   auto weight = std::make_unique<PackedWeight>();
   const std::vector<PanelSource> sources = weight->lay_out(spec);
   NFP_RETURN_IF_ERROR(weight->take_memory(arena, spec.parts.front()->name()));
-  weight->place_bias(spec, sources);
+  weight->place_factors(spec, sources);
   NFP_RETURN_IF_ERROR(weight->fill(sources, threads));
   weight->share_ones();
   return std::unique_ptr<LinearWeight>(std::move(weight));
@@ -155,7 +155,7 @@ Status PackedWeight::take_memory(Arena& arena, const std::string& name) {
   return ok_status();
 }
 
-void PackedWeight::place_bias(const LinearSpec& spec, const std::vector<PanelSource>& sources) {
+void PackedWeight::place_factors(const LinearSpec& spec, const std::vector<PanelSource>& sources) {
   const bool biased = !spec.bias.empty();
   const size_t each = size_t{biased ? 2u : 1u} * kPanelRows;
   factors_.assign(panels_.size() * each, 0.0f);

@@ -43,7 +43,7 @@ class PackedWeight final : public LinearWeight {
   // Which rows each panel holds, and where its columns lie; no memory yet.
   std::vector<PanelSource> lay_out(const LinearSpec& spec);
   Status take_memory(Arena& arena, const std::string& name);
-  void place_bias(const LinearSpec& spec, const std::vector<PanelSource>& sources);
+  void place_factors(const LinearSpec& spec, const std::vector<PanelSource>& sources);
   void share_ones();
   Status fill(const std::vector<PanelSource>& sources, ThreadPool& threads);
 

@@ -303,11 +303,15 @@ void direct_group(const LinearTask& task, const Panel* panels, int count, const 
     };
     if (count - p >= kWidth) {
       run(std::integral_constant<int, kWidth>{});
-    } else if (kWidth > 2 && count - p >= 2) {
-      run(std::integral_constant<int, 2>{});
-    } else {
-      run(std::integral_constant<int, 1>{});
+      continue;
     }
+    if constexpr (kWidth == 4) {
+      if (count - p >= 2) {
+        run(std::integral_constant<int, 2>{});
+        continue;
+      }
+    }
+    run(std::integral_constant<int, 1>{});
   }
 }
 

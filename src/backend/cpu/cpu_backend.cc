@@ -36,8 +36,8 @@ class CpuEvent final : public Event {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const KernelTable& kernels, int threads, std::vector<int> cpus)
-      : threads_(threads, std::move(cpus)), executor_(kernels, threads_) {
+  CpuBackend(const KernelTable& kernels, int threads, std::vector<int> cpus, int nodes)
+      : threads_(threads, std::move(cpus)), executor_(kernels, threads_, nodes) {
     info_.name = "cpu";
     info_.kernels = kernels.name;
     info_.threads = threads_.size();
@@ -204,14 +204,15 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuOptions& options) {
     NFP_ASSIGN_OR_RETURN(threads, cpu::choose_thread_count(places, kernels));
   }
   // With several memory nodes a thread must stay where its share of the weights is.
-  const bool pin = options.pin || count_nodes(places) > 1;
+  const int nodes = count_nodes(places);
+  const bool pin = options.pin || nodes > 1;
   // Where every CPU has a thread, any other that runs for a moment can leave two of them on one CPU for longer than it
   // ran, and a step lasts twice as long. Bound to theirs they stay apart. Not the caller: the threads that it makes
   // later would be bound as it is.
   const bool full = threads > 1 && static_cast<size_t>(threads) == places.size();
   std::vector<int> cpus = pin || full ? thread_cpus(places, threads) : std::vector<int>();
   if (!pin && full) cpus[0] = -1;
-  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(kernels, threads, std::move(cpus)));
+  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(kernels, threads, std::move(cpus), nodes));
 }
 
 }  // namespace nfp

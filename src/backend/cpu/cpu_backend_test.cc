@@ -510,8 +510,9 @@ TEST(CpuBackend, ExpertsComputeWhatLinearLayersDo) {
   Random random(22);
   constexpr int32_t kExperts = 5, kTop = 3;
   constexpr int64_t kIn = 70, kWide = 43;
-  for (const char* kernels : {"scalar", ""}) {
-    const auto backend = make(2, kernels);
+  // Two threads have experts to themselves from four of them on, four threads have shares of all five.
+  for (const auto& [threads, kernels] : {std::pair{2, "scalar"}, {2, ""}, {4, ""}}) {
+    const auto backend = make(threads, kernels);
     std::vector<std::unique_ptr<LinearWeight>> gate_up, down;
     std::vector<const LinearWeight*> gate_up_list, down_list;
     for (int32_t e = 0; e < kExperts; ++e) {

@@ -27,9 +27,10 @@ bool fuses(std::span<const Operation> operations, size_t i) {
 
 }  // namespace
 
-Executor::Executor(const KernelTable& kernels, ThreadPool& threads)
+Executor::Executor(const KernelTable& kernels, ThreadPool& threads, int nodes)
     : kernels_(kernels),
       threads_(threads),
+      nodes_(nodes),
       scratch_(static_cast<size_t>(threads.size())),
       inputs_(static_cast<size_t>(threads.size())),
       pieces_(threads.size()),

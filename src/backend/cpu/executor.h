@@ -43,7 +43,8 @@ struct RunCounts {
 
 class Executor {
  public:
-  Executor(const KernelTable& kernels, ThreadPool& threads);
+  // `nodes`: memory nodes that the threads are on.
+  Executor(const KernelTable& kernels, ThreadPool& threads, int nodes = 1);
 
   Status run(std::span<const Operation> operations);
 
@@ -83,6 +84,7 @@ class Executor {
   const KernelTable& kernels_;
   const bool cheap_subnormals_ = detect_features().cheap_subnormals;
   ThreadPool& threads_;
+  const int nodes_;
   std::vector<Mapping> scratch_;  // one a thread
   std::vector<Mapping> inputs_;   // one a thread
   Mapping shared_;

@@ -77,6 +77,36 @@ void ask_for(const PackedWeight& weight) {
   for (size_t at = 0; at < sizeof(weight); at += 64) __builtin_prefetch(reinterpret_cast<const char*>(&weight) + at);
 }
 
+// Which parts of the experts' rows, most rows first, are whose, and in which order. Where there are many with few rows
+// each thread has some to itself: beginning with an expert costs time, and half of its panels end a stream of weights
+// twice as often. Else, and where threads are on several memory nodes, each thread has its share of every expert.
+class PartOrder {
+ public:
+  PartOrder(const std::vector<ExpertRows>& parts, int threads, int nodes)
+      : parts_(parts.size()),
+        threads_(threads),
+        whole_(nodes == 1 && parts.size() >= 2 * static_cast<size_t>(threads) && parts.front().count < kRowsToShare) {}
+
+  size_t count(int owner) const {
+    if (!whole_) return parts_;
+    return (parts_ + static_cast<size_t>(threads_ - 1 - owner)) / static_cast<size_t>(threads_);
+  }
+  // Every other thread begins with the experts that have few rows: while one thread reads as fast as it can, what it
+  // multiplies being little, the next one is busy multiplying.
+  size_t part(size_t i, int owner) const {
+    const size_t at = owner % 2 == 0 ? i : count(owner) - 1 - i;
+    return whole_ ? at * static_cast<size_t>(threads_) + static_cast<size_t>(owner) : at;
+  }
+  PieceList pieces() const { return whole_ ? PieceList{1, 2 * PieceList::kPieceWeights} : PieceList{threads_}; }
+  // Whose share of an expert is owner's.
+  int sharer(int owner) const { return whole_ ? 0 : owner; }
+
+ private:
+  size_t parts_;
+  int threads_;
+  bool whole_;
+};
+
 }  // namespace
 
 void Executor::execute(const RouteArgs& args, int thread) {
@@ -148,19 +178,17 @@ void Executor::execute(const ExpertLinearArgs& args, int thread, RunCounts& coun
       parts.push_back({e, first, std::min(static_cast<int32_t>(chunk), routes.start[e + 1] - first)});
     }
   }
-  // Every other thread begins with the experts that have few rows: while one thread reads as fast as it can, what it
-  // multiplies being little, the next one is busy multiplying.
   std::sort(parts.begin(), parts.end(), [](const ExpertRows& a, const ExpertRows& b) {
     return a.count != b.count ? a.count > b.count : a.first < b.first;
   });
-  const PieceList list{threads_.size()};
-  const auto part_of = [&](size_t i, int owner) { return owner % 2 == 0 ? i : parts.size() - 1 - i; };
+  const PartOrder order(parts, threads_.size(), nodes_);
+  const PieceList list = order.pieces();
   // Experts are all of one size: so one is looked at, and once for an owner (measured: half a per cent of a step).
   int counted = -1;  // whose pieces of an expert are `each`
   int32_t each = 0;
   const auto pieces_of = [&](size_t part, int owner) {
     if (list.by_rows(parts[part].count)) return 1;
-    if (owner != counted) each = list.count(packed(args.weights[0]), 1, owner), counted = owner;
+    if (owner != counted) each = list.count(packed(args.weights[0]), 1, order.sharer(owner)), counted = owner;
     return each;
   };
   Product product;
@@ -169,23 +197,23 @@ void Executor::execute(const ExpertLinearArgs& args, int thread, RunCounts& coun
   int last_owner = -1;
   const auto work = [&](int owner, int32_t index) {
     if (owner != last_owner) at = 0, first_piece = 0, last_owner = owner;
-    for (int32_t count; index - first_piece >= (count = pieces_of(part_of(at, owner), owner)); ++at) {
+    for (int32_t count; index - first_piece >= (count = pieces_of(order.part(at, owner), owner)); ++at) {
       first_piece += count;
     }
-    const size_t part = part_of(at, owner);
+    const size_t part = order.part(at, owner);
     const ExpertRows& rows = parts[part];
     const PackedWeight& weight = packed(args.weights[rows.expert]);
-    ProductPiece piece = list.piece(weight, rows.count, owner, index - first_piece);
-    if (piece.next == nullptr && at + 1 < parts.size()) {
-      const ExpertRows& following = parts[part_of(at + 1, owner)];
+    ProductPiece piece = list.piece(weight, rows.count, order.sharer(owner), index - first_piece);
+    if (piece.next == nullptr && at + 1 < order.count(owner)) {
+      const ExpertRows& following = parts[order.part(at + 1, owner)];
       const PackedWeight& next = packed(args.weights[following.expert]);
-      const Range panels = list.piece(next, following.count, owner, 0).panels;
+      const Range panels = list.piece(next, following.count, order.sharer(owner), 0).panels;
       piece.next = next.panels().data() + panels.begin;
       piece.next_count = panels.size();
     }
     piece.same_x = piece.same_x && part == multiplied;
     if (part != multiplied) {
-      if (at + 2 < parts.size()) ask_for(packed(args.weights[parts[part_of(at + 2, owner)].expert]));
+      if (at + 2 < order.count(owner)) ask_for(packed(args.weights[parts[order.part(at + 2, owner)].expert]));
       const int32_t* from = routes.row + rows.first;
       // Rows are in order: so they are neighbours where the last is as far from the first.
       if (args.sorted || from[rows.count - 1] - from[0] == rows.count - 1) {
@@ -206,7 +234,7 @@ void Executor::execute(const ExpertLinearArgs& args, int thread, RunCounts& coun
   };
   const auto count = [&](int owner) {
     int32_t pieces = 0;
-    for (size_t i = 0; i < parts.size(); ++i) pieces += pieces_of(i, owner);
+    for (size_t i = 0; i < order.count(owner); ++i) pieces += pieces_of(order.part(i, owner), owner);
     return pieces;
   };
   pieces_.share(thread, counts.work_turns, count, work);

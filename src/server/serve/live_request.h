@@ -63,6 +63,9 @@ class LiveRequest : public std::enable_shared_from_this<LiveRequest> {
   std::chrono::steady_clock::time_point arrival_ = std::chrono::steady_clock::now();
 };
 
+// Why the engine ended a request with kError or kCancelled, as its client is told.
+ApiError failure_of(const RequestOutput& output);
+
 // The line in the log of a request that failed.
 void log_failure(std::string_view request_id, std::string_view endpoint, int status, std::string_view message);
 

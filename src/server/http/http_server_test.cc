@@ -603,6 +603,25 @@ TEST_F(HttpServerTest, BoundsTheBytesOfAllRequestsTogether) {
   EXPECT_TRUE(ask(post(60'000, 60'000)).starts_with("HTTP/1.1 200 "));
 }
 
+// The read that watched for a client's leaving brings the next request: that is answered as on a new connection.
+TEST_F(HttpServerTest, AKeptConnectionIsAnsweredWhereRequestsHoldAllBytes) {
+  ServerOptions options;
+  options.max_request_bytes = 100'000;
+  start(options);
+  const std::string post = "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: ";
+  Client one(server_->port()), two(server_->port()), half(server_->port());
+  for (Client* client : {&one, &two}) {
+    client->send("GET /stream HTTP/1.1\r\nHost: x\r\n\r\n");
+    EXPECT_NE(client->until("\r\n0\r\n\r\n"), "");
+  }
+  half.send(post + "200000\r\n\r\n" + std::string(100'000, 'a'));
+  ASSERT_TRUE(becomes([&] { return server_->stats().request_bytes == 100'000; }));
+  one.send("GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  EXPECT_TRUE(one.rest().ends_with("\r\n\r\nhello"));
+  two.send(post + "1\r\n\r\na");
+  EXPECT_TRUE(two.rest().starts_with("HTTP/1.1 429 "));
+}
+
 // The engine may hold an exchange, and post to it, until after the server has stopped.
 TEST_F(HttpServerTest, WhatIsPostedAfterTheEndDoesNoHarm) {
   start();

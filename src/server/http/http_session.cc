@@ -221,7 +221,9 @@ asio::awaitable<bool> Session::read_ahead() {
       asio::redirect_error(asio::bind_cancellation_slot(answered_.slot(), asio::use_awaitable), ec));
   buffer_.commit(n);
   if (ec == asio::error::operation_aborted) co_return !closed_;
-  co_return !ec && n > 0 && !closed_ && buffer_.size() <= kMaxAhead && ahead_.resize(buffer_.size());
+  if (ec || n == 0 || closed_) co_return false;
+  // Where the answer has ended meanwhile, read_request() sees to what came, and may answer 429.
+  co_return !active_ || (buffer_.size() <= kMaxAhead && ahead_.resize(buffer_.size()));
 }
 
 // Takes from a complete head what the connection goes by.

@@ -55,6 +55,9 @@ class Exchange {
   virtual void write(std::string_view piece) = 0;
   virtual void finish() = 0;
 
+  // Before respond() or finish(): what the answer counts for until it has been sent, however slowly its client reads.
+  virtual void hold(ByteLease lease) = 0;
+
   // Called once if the client goes away, or is cut off, before the answer has ended.
   virtual void on_abort(std::function<void()> callback) = 0;
   virtual bool aborted() const = 0;

@@ -27,10 +27,12 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr size_t kLarge = size_t{256} << 20;
+constexpr size_t kHeld = size_t{20} << 20;
 
 // GET /hello -> "hello"; POST /echo -> the body; GET /stream -> three pieces; GET /endless -> pieces without end;
 // GET /hang -> no answer; GET /drop -> the exchange is dropped; GET /refused is refused at its headers; GET /throw and
-// GET /throw-later throw, the latter in what it has posted; GET /large -> kLarge bytes.
+// GET /throw-later throw, the latter in what it has posted; GET /large -> kLarge bytes; GET /held -> kHeld bytes that
+// count among those of requests.
 class TestHandler final : public Handler {
  public:
   std::optional<Response> check_head(const Request& request) override {
@@ -71,6 +73,11 @@ class TestHandler final : public Handler {
       kept = exchange;
     } else if (request.path == "/large") {
       response.body.assign(kLarge, 'x');
+      exchange->respond(std::move(response));
+    } else if (request.path == "/held") {
+      response.body.assign(kHeld, 'x');
+      EXPECT_TRUE(request.lease.resize(kHeld));
+      exchange->hold(std::move(request.lease));
       exchange->respond(std::move(response));
     } else if (request.path == "/throw") {
       throw std::bad_alloc();
@@ -620,6 +627,22 @@ TEST_F(HttpServerTest, AKeptConnectionIsAnsweredWhereRequestsHoldAllBytes) {
   EXPECT_TRUE(one.rest().ends_with("\r\n\r\nhello"));
   two.send(post + "1\r\n\r\na");
   EXPECT_TRUE(two.rest().starts_with("HTTP/1.1 429 "));
+}
+
+TEST_F(HttpServerTest, WhatAnAnswerHoldsCountsUntilItIsSent) {
+  start();
+  for (const bool reads : {true, false}) {
+    Client client(server_->port(), /*receive_buffer=*/16 << 10);
+    client.send("GET /held HTTP/1.1\r\nHost: x\r\n\r\n");
+    EXPECT_GT(client.some(100'000), 0u);
+    EXPECT_EQ(server_->stats().request_bytes, kHeld);
+    if (reads) {
+      EXPECT_EQ(client.some(kHeld - 100'000), kHeld - 100'000);
+    } else {
+      client.hang_up();
+    }
+    EXPECT_TRUE(becomes([&] { return server_->stats().request_bytes == 0; })) << reads;
+  }
 }
 
 // The engine may hold an exchange, and post to it, until after the server has stopped.

@@ -99,6 +99,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   void start(const Response& head);
   void write(std::string_view piece);
   void finish();
+  void hold(ByteLease lease) { answer_ = std::move(lease); }
   void set_abort(std::function<void()> callback) { on_abort_ = std::move(callback); }
   IoLoop* loop() const { return loop_; }
   void abandon(uint64_t serial);
@@ -132,7 +133,8 @@ class Session final : public std::enable_shared_from_this<Session> {
   SessionContext context_;
   std::string peer_;
   beast::flat_buffer buffer_;
-  ByteLease ahead_;  // for what the buffer holds of later requests
+  ByteLease ahead_;   // for what the buffer holds of later requests
+  ByteLease answer_;  // for the answer that is being sent
 
   Phase phase_ = Phase::kIdle;
   Clock::time_point deadline_ = Clock::time_point::max();
@@ -181,6 +183,9 @@ class SessionExchange final : public Exchange {
   }
   void finish() override {
     if (session_->current(serial_)) session_->finish();
+  }
+  void hold(ByteLease lease) override {
+    if (session_->current(serial_)) session_->hold(std::move(lease));
   }
   void on_abort(std::function<void()> callback) override {
     if (session_->current(serial_)) {
@@ -460,6 +465,7 @@ void Session::end_answer() {
 
 void Session::count_end() {
   if (std::exchange(counted_, false)) --context_.counters->exchanges;
+  answer_.resize(0);
 }
 
 void Session::abandon(uint64_t serial) {

@@ -318,15 +318,26 @@ http::Response Api::refusal(const http::Request& head, const ApiError& error) co
 
 void Api::reply(Call& call, http::Response response) const {
   response.headers.insert(response.headers.end(), call.headers.begin(), call.headers.end());
-  if (!call.on_worker) return call.exchange->respond(std::move(response));
-  call.exchange->post(
-      [exchange = call.exchange, response = std::move(response)]() mutable { exchange->respond(std::move(response)); });
+  auto send = [shared = call.shared_from_this(), response = std::move(response)]() mutable {
+    shared->exchange->hold(std::move(shared->request.lease));
+    shared->exchange->respond(std::move(response));
+  };
+  if (!call.on_worker) return send();
+  call.exchange->post(std::move(send));
 }
 
 void Api::reply_json(Call& call, std::string body) const {
   http::Response response;
   response.body = std::move(body);
   reply(call, std::move(response));
+}
+
+void Api::reply_counted(Call& call, std::string body) const {
+  if (!call.request.lease.resize(body.size())) {
+    return reply_error(call,
+                       ApiError{429, "the server holds as many bytes of requests as it may; try again later", "", ""});
+  }
+  reply_json(call, std::move(body));
 }
 
 void Api::reply_error(Call& call, const ApiError& error) const {

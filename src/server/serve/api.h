@@ -71,6 +71,8 @@ class Api final : public http::Handler {
   http::Response refusal(const http::Request& head, const ApiError& error) const;
   void reply(Call& call, http::Response response) const;
   void reply_json(Call& call, std::string body) const;
+  // The same for an answer that may be large: it counts among the bytes of requests, or is refused.
+  void reply_counted(Call& call, std::string body) const;
   void reply_error(Call& call, const ApiError& error) const;
   // Goes on with `work` on a worker; 429 where too many wait.
   void on_worker(Call& call, std::function<void(Call&)> work);

@@ -276,7 +276,7 @@ void Api::tokenize(Call& call) {
     }
     out += ']';
   }
-  reply_json(call, out + "}");
+  reply_counted(call, std::move(out) + "}");
 }
 
 void Api::detokenize(Call& call) {
@@ -304,7 +304,7 @@ void Api::detokenize(Call& call) {
   tell_ignored(call.headers, call.request_id, ignored);
   std::string out = "{\"prompt\":";
   append_string(out, state()->model.tokenizer().decode(ids, false));
-  reply_json(call, out + "}");
+  reply_counted(call, std::move(out) + "}");
 }
 
 }  // namespace nfp::server

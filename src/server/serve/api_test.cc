@@ -29,6 +29,7 @@ class FakeExchange final : public http::Exchange {
   void start(http::Response response) override { head = std::move(response); }
   void write(std::string_view piece) override { head.body += piece; }
   void finish() override { ended = true; }
+  void hold(http::ByteLease lease) override { held = std::move(lease); }
   void on_abort(std::function<void()> callback) override { abort_callback = std::move(callback); }
   bool aborted() const override { return gone; }
   void post(std::function<void()> fn) override {
@@ -56,6 +57,7 @@ class FakeExchange final : public http::Exchange {
   http::Response head;
   bool ended = false;
   bool gone = false;
+  http::ByteLease held;  // as nobody takes the answer
   std::function<void()> abort_callback;
   std::mutex mutex;
   std::condition_variable wake;
@@ -289,6 +291,16 @@ TEST_F(ApiTest, BoundsTheMemoryOfLogProbabilities) {
   }
   const Json refused = ask_alone(R"({"prompt":"a","max_tokens":400,"n":20,"logprobs":5,"ignore_eos":true})", 429);
   EXPECT_NE(refused["error"]["message"].get<std::string>().find("log-probabilities"), std::string::npos);
+  // The end of a response's stream tells all of it once more.
+  for (const auto& [budget, last] :
+       {std::pair(200'000, "response.failed"), std::pair(2'000'000, "response.incomplete")}) {
+    budget_ = std::make_shared<http::ByteBudget>(budget);
+    const auto events = typed_stream(
+        "/v1/responses",
+        R"({"input":"a","max_output_tokens":400,"top_logprobs":5,"include":["message.output_text.logprobs"],)"
+        R"("ignore_eos":true,"stream":true})");
+    EXPECT_EQ(events.back()["type"], last);
+  }
   TearDown();
   exchanges_.clear();
   EXPECT_EQ(budget_->used(), 0u);
@@ -889,6 +901,33 @@ TEST_F(ApiTest, WhatIsParsedCountsAmongTheBytesOfRequests) {
   workers_.reset();  // whose thread may be the last to hold a request, or the engine's
   engine_.reset();
   EXPECT_EQ(budget_->used(), 0u);
+}
+
+// However slowly its client reads it.
+TEST_F(ApiTest, ALargeAnswerCountsUntilItIsSent) {
+  start();
+  const std::string text = R"({"prompt":")" + std::string(9'000, 'a') + "\"}";
+  budget_ = std::make_shared<http::ByteBudget>(25'000);
+  const Json refused = ask("/tokenize", text, 429);
+  EXPECT_NE(refused["error"]["message"].get<std::string>().find("bytes of requests"), std::string::npos);
+
+  const auto counted = [&](const char* method, const std::string& path, const std::string& body) {
+    budget_ = std::make_shared<http::ByteBudget>(1'000'000);
+    const auto exchange = send(method, path, body);
+    EXPECT_TRUE(exchange->wait([&] { return exchange->ended; })) << path;
+    EXPECT_EQ(exchange->head.status, 200) << path;
+    EXPECT_EQ(budget_->used(), exchange->head.body.size()) << path;
+    return exchange->head.body;
+  };
+  counted("POST", "/tokenize", text);
+  counted("POST", "/detokenize", R"({"tokens":[97,98]})");
+  counted("POST", "/v1/completions", R"({"prompt":"a","max_tokens":100,"logprobs":5,"ignore_eos":true})");
+  const Json kept = Json::parse(counted("POST", "/v1/responses",
+                                        R"({"input":"a","max_output_tokens":100,"ignore_eos":true,"top_logprobs":5,)"
+                                        R"("include":["message.output_text.logprobs"]})"));
+  const std::string path = "/v1/responses/" + kept["id"].get<std::string>();
+  counted("GET", path, "");
+  counted("GET", path + "/input_items", "");
 }
 
 TEST_F(ApiTest, APromptThatCannotFitIsNotTokenized) {

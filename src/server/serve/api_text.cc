@@ -130,7 +130,7 @@ void Api::stored_response(Call& call) {
     return reply_error(call, bad_request("stream", "'stream' must be false: the events of a kept response are not kept",
                                          "unsupported_parameter"));
   }
-  if (!items) return reply_json(call, found->response);
+  if (!items) return reply_counted(call, found->response);
   ItemsPage page;
   if (auto failure = read_items_page(call.request.query, &page)) return reply_error(call, *failure);
   auto list = [this, found, page](Call& there) {
@@ -138,7 +138,7 @@ void Api::stored_response(Call& call) {
     if (!conversation) return;
     auto body = input_items(*conversation, found->id, page);
     if (!body) return reply_error(there, bad_request("after", "'after' is the id of none of these items"));
-    reply_json(there, std::move(*body));
+    reply_counted(there, std::move(*body));
   };
   if (found->conversation.size() > kInlineBody) return on_worker(call, std::move(list));
   list(call);

@@ -199,6 +199,8 @@ void Embedding::respond() {
   http::Response response;
   response.headers = headers_;
   response.body = std::move(out);
+  lease_.resize(std::min<uint64_t>(lease_.bytes(), response.body.size()));
+  exchange_->hold(std::move(lease_));
   exchange_->respond(std::move(response));
   log_end("ok");
 }

@@ -374,8 +374,9 @@ void Generation::on_output(size_t index, RequestOutput output) {
   const size_t scores = scores_;
   const std::vector<ToolEvent> events = take(choice, output);
   // The lists, the answer that is made of them, and what the connection has of that. Of everything else an answer has
-  // little beside its request.
-  if (!request_.stream && !lease_.resize(lease_.bytes() + 3 * (scores_ - scores))) {
+  // little beside its request. The last events of a response tell all of it once more.
+  const bool gathers = !request_.stream || request_.api == TextApi::kResponses;
+  if (gathers && !lease_.resize(lease_.bytes() + 3 * (scores_ - scores))) {
     cancel_all();
     return fail(
         ApiError{429, "the log-probabilities that this request asks for are more than the server may hold", "", ""});
@@ -515,6 +516,8 @@ void Generation::choice_done() {
 void Generation::finish_stream() {
   scratch_.clear();
   writer_->end(scratch_, choices_);
+  lease_.resize(std::min<uint64_t>(lease_.bytes(), scratch_.size()));
+  exchange_->hold(std::move(lease_));
   exchange_->write(scratch_);
   exchange_->finish();
 }
@@ -547,6 +550,8 @@ void Generation::respond_whole() {
   http::Response response;
   response.headers = headers_;
   response.body = writer_->whole(shown, choices_);
+  lease_.resize(std::min<uint64_t>(lease_.bytes(), response.body.size()));
+  exchange_->hold(std::move(lease_));
   exchange_->respond(std::move(response));
 }
 

@@ -103,6 +103,10 @@ class TreeBuilder {
 }  // namespace
 
 Result<Json> parse_json(std::string_view text, const JsonLimits& limits, const std::stop_token& stop, size_t* bytes) {
+  // JSON has none, and the library takes one for the text's end, whatever comes behind it.
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {
+    return error(ErrorCode::kInvalidInput, "not valid JSON: byte {} is 0", zero + 1);
+  }
   try {
     TreeBuilder builder(limits);
     const Character begin(text.data(), &stop), end(text.data() + text.size(), &stop);

@@ -44,6 +44,8 @@ TEST(JsonText, RefusesDeepNestingAndBadText) {
   EXPECT_FALSE(parse_json("\"\xff\"").ok());
   EXPECT_FALSE(parse_json("").ok());
   EXPECT_FALSE(parse_json("{} x").ok());
+  EXPECT_FALSE(parse_json(std::string_view("{}\0", 3)).ok());
+  EXPECT_FALSE(parse_json(std::string_view("{}\0 x", 5)).ok());
   EXPECT_FALSE(parse_json("\"\\ud800\"").ok());
   const auto failure = parse_json("{\"a\": }");
   ASSERT_FALSE(failure.ok());

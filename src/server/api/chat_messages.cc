@@ -175,6 +175,18 @@ MaybeError parse_template_variables(Fields& fields, Json* out) {
   return std::nullopt;
 }
 
+MaybeError parse_turn(Fields& fields, GenerationRequest* out) {
+  NFP_API_TRY(fields.get("add_generation_prompt", &out->add_generation_prompt));
+  NFP_API_TRY(fields.get("continue_final_message", &out->continue_final_message));
+  if (!out->continue_final_message) return std::nullopt;
+  if (fields.find("add_generation_prompt") != nullptr && out->add_generation_prompt) {
+    return bad_request("continue_final_message",
+                       "'continue_final_message' and 'add_generation_prompt' cannot both be true");
+  }
+  out->add_generation_prompt = false;
+  return std::nullopt;
+}
+
 ApiError unenforced_error(const std::vector<std::string>& keywords, std::string_view param) {
   return bad_request(
       std::string(param),

@@ -29,12 +29,7 @@ MaybeError parse_embedding(const Json& body, const RequestLimits& limits, Embedd
     common.chat = true;
     common.add_generation_prompt = false;
     NFP_API_TRY(parse_messages(*messages, limits, &common.messages, &common.ignored));
-    NFP_API_TRY(fields.get("add_generation_prompt", &common.add_generation_prompt));
-    NFP_API_TRY(fields.get("continue_final_message", &common.continue_final_message));
-    if (common.continue_final_message && common.add_generation_prompt) {
-      return bad_request("continue_final_message",
-                         "'continue_final_message' and 'add_generation_prompt' cannot both be true");
-    }
+    NFP_API_TRY(parse_turn(fields, &common));
     NFP_API_TRY(parse_template_variables(fields, &common.template_variables));
   }
   NFP_API_TRY(fields.get("add_special_tokens", &add_special));

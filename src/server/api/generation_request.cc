@@ -578,15 +578,7 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
       return bad_request("top_logprobs", "'top_logprobs' needs 'logprobs' to be true");
     }
   }
-  NFP_API_TRY(fields.get("add_generation_prompt", &out->add_generation_prompt));
-  NFP_API_TRY(fields.get("continue_final_message", &out->continue_final_message));
-  if (out->continue_final_message) {
-    if (body.contains("add_generation_prompt") && out->add_generation_prompt) {
-      return bad_request("continue_final_message",
-                         "'continue_final_message' and 'add_generation_prompt' cannot both be true");
-    }
-    out->add_generation_prompt = false;
-  }
+  NFP_API_TRY(parse_turn(fields, out));
   NFP_API_TRY(parse_template_variables(fields, &out->template_variables));
   NFP_API_TRY(parse_template_fields(fields, out));
   out->best_of = out->n;

@@ -124,6 +124,8 @@ MaybeError parse_messages(const Json& messages, const RequestLimits& limits, Jso
 MaybeError read_text_parts(const Json& content, const std::string& where, std::initializer_list<std::string_view> types,
                            const Unknown& unknown, std::string* out);
 MaybeError parse_template_variables(Fields& fields, Json* out);
+// Whether the prompt ends with the beginning of an answer, or within the last message.
+MaybeError parse_turn(Fields& fields, GenerationRequest* out);
 // Text or token ids, one or a list: 'prompt' of completions, 'input' of embeddings (`param`).
 MaybeError parse_prompt(const Json& prompt, std::string_view param, const RequestLimits& limits,
                         std::vector<PromptInput>* out);

@@ -170,6 +170,17 @@ TEST(GenerationRequest, ChecksTypesAndBounds) {
   EXPECT_FALSE(chat_with(R"("n":2.0)").error);
 }
 
+TEST(GenerationRequest, ContinuesAMessageUnlessANewOneIsAskedForToo) {
+  for (const char* more : {"", R"(,"add_generation_prompt":null)", R"(,"add_generation_prompt":false)"}) {
+    const auto continued = chat_with(R"("continue_final_message":true)" + std::string(more));
+    ASSERT_FALSE(continued.error) << more << continued.error->message;
+    EXPECT_FALSE(continued.request.add_generation_prompt) << more;
+  }
+  const auto both = chat_with(R"("continue_final_message":true,"add_generation_prompt":true)");
+  ASSERT_TRUE(both.error);
+  EXPECT_EQ(both.error->param, "continue_final_message");
+}
+
 TEST(GenerationRequest, MaxTokensZeroWantsOnlyThePrompt) {
   const auto p = completion(R"({"prompt":"a","max_tokens":0,"echo":true,"logprobs":1})");
   ASSERT_FALSE(p.error);

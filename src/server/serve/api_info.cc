@@ -239,9 +239,7 @@ void Api::tokenize(Call& call) {
       if (const Json* tools = fields.find("tools")) {
         NFP_API_TRY(parse_tools(*tools, state()->limits, &request.tools, &request.ignored));
       }
-      NFP_API_TRY(fields.get("add_generation_prompt", &request.add_generation_prompt));
-      NFP_API_TRY(fields.get("continue_final_message", &request.continue_final_message));
-      if (request.continue_final_message) request.add_generation_prompt = false;
+      NFP_API_TRY(parse_turn(fields, &request));
       NFP_API_TRY(parse_template_variables(fields, &request.template_variables));
     } else {
       if (fields.find("prompt") == nullptr) return bad_request("prompt", "'prompt' (or 'messages') is missing");

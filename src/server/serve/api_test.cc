@@ -520,6 +520,13 @@ TEST_F(ApiTest, ContinuesTheLastMessage) {
     const std::string prompt = text["prompt"].get<std::string>();
     EXPECT_TRUE(prompt.ends_with("assistant\n" + std::string(content))) << prompt;
   }
+  for (const char* path : {"/tokenize", "/v1/chat/completions", "/v1/embeddings"}) {
+    const Json refused = ask(
+        path,
+        R"({"messages":[{"role":"user","content":"a"}],"add_generation_prompt":true,"continue_final_message":true})",
+        400);
+    EXPECT_EQ(refused["error"]["param"], "continue_final_message") << path;
+  }
 }
 
 // A refusal of a stream that waits has its status.

@@ -200,14 +200,12 @@ class Rewriter {
     }
     rewrite_text(schema);
     rewrite_names(schema);
-    // Like a schema that says no more than its type.
-    if (has_type(schema, "array") && has_any(schema, {"minItems", "maxItems"}) &&
-        !has_any(schema, {"items", "prefixItems", "unevaluatedItems"})) {
+    // Whatever else is said, as where nothing is: beside any keyword xgrammar would take them for empty.
+    if (has_type(schema, "array") && !has_any(schema, {"items", "prefixItems", "unevaluatedItems"})) {
       schema["items"] = true;
     }
-    if (has_type(schema, "object") && has_any(schema, {"required", "minProperties", "maxProperties"}) &&
-        !has_any(schema, {"properties", "patternProperties", "additionalProperties", "unevaluatedProperties",
-                          "propertyNames"})) {
+    if (has_type(schema, "object") && !has_any(schema, {"properties", "patternProperties", "additionalProperties",
+                                                        "unevaluatedProperties", "propertyNames"})) {
       schema["additionalProperties"] = true;
     }
     // Schemas are taken for equal where they differ in members of these that have the name of an annotation, such as

@@ -788,6 +788,12 @@ TEST_F(GrammarTest, MembersThatNothingIsSaidOfMayBeAnything) {
   EXPECT_FALSE(allows(spec(Kind::kJsonSchema, R"({"type":"array","minItems":1,"maxItems":2})"), "[]"));
   EXPECT_TRUE(allows(spec(Kind::kJsonSchema, R"({"type":"object","minProperties":1})"), R"({"a": [1]})"));
   EXPECT_FALSE(allows(spec(Kind::kJsonSchema, R"({"type":"object","minProperties":1})"), "{}"));
+  // Also beside what says nothing of them.
+  for (const char* more : {R"("$defs":{})", R"("uniqueItems":true)", R"("nullable":true)", R"("$comment":"")"}) {
+    EXPECT_TRUE(allows(spec(Kind::kJsonSchema, fmt::format(R"({{"type":"array",{}}})", more)), R"([1, "a"])")) << more;
+    EXPECT_TRUE(allows(spec(Kind::kJsonSchema, fmt::format(R"({{"type":"object",{}}})", more)), R"({"a": [1]})"))
+        << more;
+  }
   // Where some are named, these are all.
   EXPECT_FALSE(
       allows(spec(Kind::kJsonSchema, R"({"type":"object","properties":{"a":{"type":"integer"}}})"), R"({"b": 1})"));

@@ -216,6 +216,9 @@ class Walk {
       if ((types & kObjectType) == 0) add(key);
       if ((key == "patternProperties" || key == "propertyNames") && !holds_names(key, value, schema)) add(key);
       if (key == "required" && (types & kObjectType) != 0 && value.is_array()) check_required(value, schema);
+      if ((key == "additionalProperties" || key == "unevaluatedProperties") && !excludes_described(value, schema)) {
+        add(key);
+      }
     }
   }
 
@@ -229,6 +232,18 @@ class Walk {
       return !closed && !schema.contains("patternProperties");
     }
     return value.size() < 2 && (!value.is_object() || value.empty() || !looks_around(value.items().begin().key()));
+  }
+
+  // Whether names that are described are kept from what the grammar allows of others: only those that JSON writes as
+  // they are, in ASCII.
+  static bool excludes_described(const Json& others, const Json& schema) {
+    if (others.is_boolean() && !others.get<bool>()) return true;
+    const auto described = schema.find("properties");
+    if (described == schema.end() || !described->is_object()) return true;
+    const auto is_plain = [](char c) { return c >= ' ' && c < 0x7F && c != '"' && c != '\\'; };
+    return std::all_of(described->items().begin(), described->items().end(), [&](const auto& property) {
+      return std::all_of(property.key().begin(), property.key().end(), is_plain);
+    });
   }
 
   // What a reference names may be where no schema is looked for.

@@ -713,6 +713,10 @@ TEST_F(GrammarTest, KnowsWhichKeywordsAreNotEnforced) {
       {R"({"type":"object","propertyNames":{"pattern":"^a$"},"additionalProperties":false})", "{\"a\": 1}"},
       {R"({"$ref":"#/components/a","components":{"a":{"type":"array","items":{"type":"integer"},"uniqueItems":true}}})",
        "[1, 1]"},
+      {R"({"type":"object","properties":{"a.b":{"type":"integer"}},"additionalProperties":true})", "{\"a.b\": \"x\"}"},
+      {R"({"type":"object","properties":{"é":{"type":"integer"}},"additionalProperties":false})", "{\"é\": \"x\"}"},
+      {R"({"type":"object","properties":{"é":{"type":"integer"}},"additionalProperties":true})", "{\"é\": \"x\"}"},
+      {R"({"properties":{"a\"":{"type":"integer"}},"unevaluatedProperties":{"type":"string"}})", "{\"a\\\"\": \"x\"}"},
       {R"({"$dynamicRef":"#b","$defs":{"a":{"$dynamicAnchor":"b","type":"integer"}}})", "\"x\""},
   };
   for (const auto& [schema, bad] : cases) {

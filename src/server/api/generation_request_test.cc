@@ -427,6 +427,14 @@ TEST(GenerationRequest, TypesOfASchema) {
   EXPECT_EQ(found(R"({"enum":[9223372036854775807,-9223372036854775808]})"), Names());
   EXPECT_EQ(found(R"({"enum":[1,{"a":[9223372036854775808]}]})"), Names{"enum"});
   EXPECT_EQ(found(R"({"const":18446744073709551615})"), Names{"const"});
+  EXPECT_EQ(found(R"({"const":18446744073709551616})"), Names{"const"});
+  EXPECT_EQ(found(R"({"enum":[-9223372036854775809]})"), Names{"enum"});
+  EXPECT_EQ(found(R"({"enum":[1e18,-0.5]})"), Names());
+  // Bounds that the grammar leaves out.
+  EXPECT_EQ(found(R"({"type":"integer","minimum":0,"maximum":18446744073709551615})"), Names{"maximum"});
+  EXPECT_EQ(found(R"({"type":["integer","null"],"exclusiveMinimum":-1e19})"), Names{"exclusiveMinimum"});
+  EXPECT_EQ(found(R"({"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807})"), Names());
+  EXPECT_EQ(found(R"({"type":"number","maximum":18446744073709551615})"), Names());
   // The place gives a type only where the schema names none.
   EXPECT_EQ(found(R"({"type":"object","propertyNames":{"pattern":"^a"}})"), Names());
   EXPECT_EQ(found(R"({"type":"object","propertyNames":{"type":"text","pattern":"^a"}})"), Names{"pattern"});

@@ -65,10 +65,9 @@ constexpr size_t kMostReferences = 256;
 // A "type" that names none of the known ones: no value has it, but something is said.
 constexpr uint32_t kUnknownType = 1u << 31;
 
-// xgrammar writes such an integer as a floating point number, which is another one.
-bool has_wide_integer(const Json& value) {
-  if (value.is_number_unsigned()) return value.get<uint64_t>() > INT64_MAX;
-  return value.is_structured() && std::any_of(value.begin(), value.end(), has_wide_integer);
+bool has_wide_number(const Json& value) {
+  if (value.is_structured()) return std::any_of(value.begin(), value.end(), has_wide_number);
+  return is_wide_number(value);
 }
 
 // Whether a regular expression has an assertion that looks ahead or behind.
@@ -118,7 +117,7 @@ class Walk {
     const uint32_t types = said != 0 ? said : implied;
     for (const auto& [key, value] : schema.items()) {
       check(key, value);
-      if ((key == "const" || key == "enum") && has_wide_integer(value)) add(key);
+      if ((key == "const" || key == "enum") && has_wide_number(value)) add(key);
       if (is_one_of(key, kNever)) {
         if (!(value.is_boolean() && !value.get<bool>()) || key == "not") add(key);
       } else if (whole != std::end(kWhole)) {
@@ -193,7 +192,7 @@ class Walk {
   void alone(const std::string& key, const Json& value, const Json& schema, uint32_t types) {
     const bool number = (types & (kNumberType | kIntegerType)) != 0;
     if (is_one_of(key, kNumber)) {
-      if (!number) add(key);
+      if (!number || ((types & kIntegerType) != 0 && is_wide_number(value))) add(key);
       if (key == "multipleOf" && number) {
         const uint64_t step = count_of(value).value_or(0);
         const bool plain = step > 0 && step <= 1024;
@@ -357,6 +356,11 @@ bool holds_schemas_by_name(std::string_view keyword) {
 bool holds_values(std::string_view keyword) {
   constexpr std::string_view kValues[] = {"const", "enum", "default", "examples"};
   return is_one_of(keyword, kValues);
+}
+
+bool is_wide_number(const Json& value) {
+  if (value.is_number_unsigned()) return value.get<uint64_t>() > INT64_MAX;
+  return value.is_number_float() && std::abs(value.get<double>()) >= 0x1p63;
 }
 
 bool is_count(std::string_view keyword) { return is_one_of(keyword, kCounts); }

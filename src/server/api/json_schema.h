@@ -37,6 +37,10 @@ bool holds_values(std::string_view keyword);
 bool is_count(std::string_view keyword);
 std::optional<uint64_t> count_of(const Json& value);
 
+// A number that xgrammar takes for another one in values, and refuses as the bound of integers: beyond 64 bits, with
+// their sign.
+bool is_wide_number(const Json& value);
+
 // A "format" that grammars follow.
 bool is_known_format(std::string_view name);
 

@@ -200,6 +200,12 @@ class Rewriter {
     }
     rewrite_text(schema);
     rewrite_names(schema);
+    if (has_type(schema, "integer")) {
+      // xgrammar refuses these.
+      for (const char* bound : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}) {
+        if (schema.contains(bound) && is_wide_number(schema[bound])) schema.erase(bound);
+      }
+    }
     // Whatever else is said, as where nothing is: beside any keyword xgrammar would take them for empty.
     if (has_type(schema, "array") && !has_any(schema, {"items", "prefixItems", "unevaluatedItems"})) {
       schema["items"] = true;

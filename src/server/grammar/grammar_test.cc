@@ -563,6 +563,14 @@ TEST_F(GrammarTest, WholeNumbersMayBeWrittenWithAFractionOfZero) {
   }
 }
 
+TEST_F(GrammarTest, BoundsOfIntegersBeyond64BitsAreLeftOut) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const auto schema = spec(Kind::kJsonSchema, R"({"type":"integer","minimum":0,"maximum":18446744073709551615})");
+  EXPECT_TRUE(allows(schema, "18446744073709551615"));
+  EXPECT_FALSE(allows(schema, "-1"));
+  EXPECT_TRUE(allows(spec(Kind::kJsonSchema, R"({"type":["integer","null"],"exclusiveMinimum":-1e20})"), "-1"));
+}
+
 TEST_F(GrammarTest, MinTokensDelaysTheEndWhereTheGrammarCanGoOn) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
   const auto compiled = compiler_->compile(spec(Kind::kRegex, "a{1,3}"));
@@ -713,6 +721,7 @@ TEST_F(GrammarTest, KnowsWhichKeywordsAreNotEnforced) {
       {R"({"type":"object","propertyNames":{"pattern":"^a$"},"additionalProperties":false})", "{\"a\": 1}"},
       {R"({"$ref":"#/components/a","components":{"a":{"type":"array","items":{"type":"integer"},"uniqueItems":true}}})",
        "[1, 1]"},
+      {R"({"type":"integer","minimum":0,"maximum":18446744073709551615})", "18446744073709551616"},
       {R"({"type":"object","properties":{"a.b":{"type":"integer"}},"additionalProperties":true})", "{\"a.b\": \"x\"}"},
       {R"({"type":"object","properties":{"é":{"type":"integer"}},"additionalProperties":false})", "{\"é\": \"x\"}"},
       {R"({"type":"object","properties":{"é":{"type":"integer"}},"additionalProperties":true})", "{\"é\": \"x\"}"},

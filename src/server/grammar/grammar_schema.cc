@@ -1,6 +1,7 @@
 #include "server/grammar/grammar_schema.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <set>
@@ -112,6 +113,16 @@ std::string safe_pattern(std::string_view pattern) {
   return out;
 }
 
+// Whether xgrammar would write this number with 17 digits (0.7 as 0.69999999999999996) and follows it exactly as a
+// range of one number.
+bool is_better_as_range(const Json& value) {
+  if (!value.is_number_float() || std::abs(value.get<double>()) >= 1e9) return false;
+  const std::string text = dump(value);
+  const size_t decimals = text.size() - std::min(text.find('.') + 1, text.size());
+  const bool plain = text.find('e') == std::string::npos && decimals <= 6 && !text.ends_with(".0");
+  return plain && text != fmt::format("{:.17g}", value.get<double>());
+}
+
 // Calls `visit` with what may be or hold schemas in the value of a schema's keyword.
 template <typename Visit>
 void each_below(const std::string& keyword, Json& value, const Visit& visit) {
@@ -191,6 +202,7 @@ class Rewriter {
       for (Json& part : schema) visit(part);
     }
     if (!schema.is_object()) return;
+    rewrite_values(schema);
     for (auto& [keyword, value] : schema.items()) {
       if (is_count(keyword)) {
         if (const auto count = count_of(value)) value = *count;  // xgrammar takes no 2.0
@@ -247,6 +259,26 @@ class Rewriter {
                                     *most > kMostLength ? std::string() : std::to_string(*most));
     schema.erase("minLength");
     schema.erase("maxLength");
+  }
+
+  // Numbers among the values become ranges, beside an "enum" of the others.
+  static void rewrite_values(Json& schema) {
+    if (schema.contains("$ref")) return;  // which is all that counts
+    const auto constant = schema.find("const"), list = schema.find("enum");
+    Json values = constant != schema.end() ? Json::array({*constant}) : list != schema.end() ? *list : Json::array();
+    if (!values.is_array() || std::none_of(values.begin(), values.end(), is_better_as_range)) return;
+    Json any = Json::array(), others = Json::array();
+    for (Json& value : values) {
+      if (is_better_as_range(value)) {
+        any.push_back({{"type", "number"}, {"minimum", value}, {"maximum", value}});
+      } else {
+        others.push_back(std::move(value));
+      }
+    }
+    if (!others.empty()) any.push_back({{"enum", std::move(others)}});
+    schema.erase("const");
+    schema.erase("enum");
+    schema["anyOf"] = std::move(any);
   }
 
   void rewrite_names(Json& schema) {

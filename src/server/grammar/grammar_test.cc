@@ -563,6 +563,21 @@ TEST_F(GrammarTest, WholeNumbersMayBeWrittenWithAFractionOfZero) {
   }
 }
 
+TEST_F(GrammarTest, DecimalsAreWrittenAsTheSchemaHasThem) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const auto few = spec(Kind::kJsonSchema, R"({"type":["number","null"],"enum":[0.1,0.25,0.7,-2.3,1,null]})");
+  for (const char* text : {"0.1", "0.25", "0.7", "-2.3", "1", "null"}) EXPECT_TRUE(allows(few, text)) << text;
+  for (const char* text : {"0.2", "0.11", "0.69999999999999996", "2.3", "0", "[]"})
+    EXPECT_FALSE(allows(few, text)) << text;
+  EXPECT_TRUE(
+      allows(spec(Kind::kJsonSchema, R"({"type":"array","items":{"const":3.14159},"minItems":1})"), "[3.14159]"));
+  EXPECT_FALSE(allows(spec(Kind::kJsonSchema, R"({"const":3.14159})"), "3.1415"));
+  const auto others = spec(Kind::kJsonSchema, R"({"enum":[0.1,{"a":[1]},"x"]})");
+  EXPECT_TRUE(allows(others, R"({"a":[1]})"));
+  EXPECT_TRUE(allows(others, R"("x")"));
+  EXPECT_FALSE(allows(others, R"("y")"));
+}
+
 TEST_F(GrammarTest, BoundsOfIntegersBeyond64BitsAreLeftOut) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
   const auto schema = spec(Kind::kJsonSchema, R"({"type":"integer","minimum":0,"maximum":18446744073709551615})");

@@ -10,7 +10,7 @@ namespace nfp::text {
 namespace {
 
 // What the `tokenizers` package takes for a part of a word here: Rust's \w.
-constexpr std::string_view kWordCharacter = R"(\w|[\x{200C}\x{200D}])";
+constexpr std::string_view kWordCharacter = R"([\w\x{200C}\x{200D}])";
 
 }  // namespace
 

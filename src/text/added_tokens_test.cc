@@ -54,6 +54,7 @@ TEST(AddedTokens, WholeWordsOnly) {
   tokens[0].single_word = true;
   EXPECT_EQ(split(tokens, "ing-sing ing. \xC3\xA9ing _ing"),
             (Strings{"1:ing", "-sing ", "1:ing", ". \xC3\xA9ing _ing"}));
+  EXPECT_EQ(split(tokens, "\xC2\xB2ing"), (Strings{"\xC2\xB2", "1:ing"}));  // no word in Rust
 }
 
 TEST(AddedTokens, WhiteSpaceAround) {

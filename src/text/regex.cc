@@ -20,6 +20,10 @@ constexpr uint32_t kInterpreterHeapKib = 64 << 10;
 constexpr size_t kJitStackStart = 64 << 10;
 constexpr size_t kJitStackMax = 16 << 20;
 
+constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+// Oniguruma's \w has a table of its own up to U+00FF, with raised digits and fractions in it; its [\w] has not.
+constexpr std::string_view kLatin1Word = R"(\x{B2}\x{B3}\x{B9}\x{BC}-\x{BE})";
+
 constexpr bool is_alnum(char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 constexpr bool is_digit(char c) { return c >= '0' && c <= '9'; }
 constexpr bool is_hex(char c) { return is_digit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F'); }
@@ -88,11 +92,11 @@ class Translator {
         replace(2, "\\P{White_Space}");
         return ok_status();
       case 'w':  // PCRE2's own has L, N and '_' only
-        replace(2, in_class ? "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}" : "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}]");
+        replace(2, in_class ? kWord : fmt::format("[{}{}]", kWord, kLatin1Word));
         return ok_status();
       case 'W':
         if (in_class) break;
-        replace(2, "[^\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}]");
+        replace(2, fmt::format("[^{}{}]", kWord, kLatin1Word));
         return ok_status();
       case 'h':  // a hexadecimal digit in Ruby, a horizontal space in PCRE2
         replace(2, in_class ? "0-9a-fA-F" : "[0-9a-fA-F]");

@@ -36,9 +36,13 @@ TEST(Regex, ReadsRubySyntax) {
   EXPECT_EQ(matches(R"(\s)", "\xE1\xA0\x8E"), Strings{});      // U+180E is no white space
   EXPECT_EQ(matches(R"([^\s]+)", "a\xC2\x85"), Strings{"a"});  // U+0085 is
   EXPECT_EQ(matches(R"(\w+)", "a\xCC\x81\xE2\x80\xBF"), (Strings{"a\xCC\x81\xE2\x80\xBF"}));  // marks and Pc
-  EXPECT_EQ(matches(R"(\h+)", "xfg09"), (Strings{"f", "09"}));                                // hexadecimal digits
-  EXPECT_EQ(matches(R"(\v)", "\n\v"), Strings{"\v"});                                         // one character
-  EXPECT_EQ(matches(R"(a{,2}b)", "aaab"), Strings{"aab"});                                    // from 0
+  // Raised digits and fractions of Latin-1 are in \w, but in no class, and none beyond Latin-1.
+  EXPECT_EQ(matches(R"(\w+)", "a\xC2\xB2\xC2\xBD.\xE2\x81\xB4"), (Strings{"a\xC2\xB2\xC2\xBD"}));
+  EXPECT_EQ(matches(R"([\w]+)", "a\xC2\xB2\xC2\xBD"), (Strings{"a"}));
+  EXPECT_EQ(matches(R"(\W+)", "\xC2\xB9.\xE2\x81\xB4"), (Strings{".\xE2\x81\xB4"}));
+  EXPECT_EQ(matches(R"(\h+)", "xfg09"), (Strings{"f", "09"}));  // hexadecimal digits
+  EXPECT_EQ(matches(R"(\v)", "\n\v"), Strings{"\v"});           // one character
+  EXPECT_EQ(matches(R"(a{,2}b)", "aaab"), Strings{"aab"});      // from 0
   EXPECT_EQ(matches(R"(a{x})", "a{x}"), Strings{"a{x}"});
   EXPECT_EQ(matches(R"(^a$)", "b\na\nb"), Strings{"a"});  // anchors hold at every line
   EXPECT_EQ(matches(R"(\u4e2D|\x41)", "A\xE4\xB8\xAD"), (Strings{"A", "\xE4\xB8\xAD"}));

@@ -83,11 +83,11 @@ Status parse_merges(Json model, Bpe& bpe) {
   bpe.reserve_merges(merges.size());
   uint32_t index = 0;
   for (const Json merge : merges) {
+    // The first line of merges.txt, in files that were made from one: no merge, although it may look like a pair.
+    if (std::string_view line; merge.get(line) == simdjson::SUCCESS && line.starts_with("#version")) continue;
     std::string_view left;
     std::string_view right;
     if (!split_merge(merge, left, right)) {
-      std::string_view line;
-      if (merge.get(line) == simdjson::SUCCESS && line.starts_with("#version")) continue;
       return error(ErrorCode::kInvalidInput, "field 'model.merges[{}]' is not a pair of tokens", index);
     }
     if (const Status added = bpe.add_merge(left, right, index); !added.ok()) {

@@ -101,6 +101,16 @@ TEST(Tokenizer, RolesComeFromTheConfigs) {
   EXPECT_EQ(encode(*llama, ""), Ids{2});
 }
 
+TEST(Tokenizer, TheFirstLineOfMergesTxtIsNoMerge) {
+  const std::string begin = "\"merges\": [";
+  std::string text = byte_level_json().text();
+  const auto plain = Tokenizer::from_json({text, {}, {}}, "t");
+  text.insert(text.find(begin) + begin.size(), "\"#version: 0.2\", ");
+  const auto tokenizer = Tokenizer::from_json({text, {}, {}}, "t");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+  EXPECT_EQ(encode(**tokenizer, "hello he"), encode(**plain, "hello he"));
+}
+
 TEST(Tokenizer, TextsOfAnyLengthWorkFromManyThreads) {
   const auto tokenizer = load(byte_level_json());
   const auto other = load(sentencepiece_json());

@@ -29,7 +29,7 @@ Result<std::vector<BenchRequest>> parse_trace(std::string_view text, std::string
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.empty()) continue;
     const std::vector<std::string_view> fields = split_csv(line);
-    if (line_number == 1) {
+    if (!input) {
       for (size_t i = 0; i < fields.size(); ++i) {
         if (fields[i] == "ContextTokens") input = i;
         if (fields[i] == "GeneratedTokens") output = i;

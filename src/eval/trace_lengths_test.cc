@@ -28,6 +28,9 @@ TEST(TraceLengths, ColumnsGoByName) {
   ASSERT_TRUE(found.ok());
   EXPECT_EQ(found->front().input, 9);
   EXPECT_EQ(found->front().output, 7);
+  const auto spaced = parse_trace("\n\r\nContextTokens,GeneratedTokens\n9,7\n", "t.csv", 1, 16);
+  ASSERT_TRUE(spaced.ok()) << spaced.error().message;
+  EXPECT_EQ(spaced->front().input, 9);
 }
 
 TEST(TraceLengths, ErrorsNameTheLine) {

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/model_source.h"
+#include "io/scaled_source.h"
 #include "io/testing/model_files.h"
 
 namespace nfp {
@@ -117,6 +118,9 @@ TEST_F(GgufModel, SamplingKeysAreAGenerationConfig) {
   const auto text = (*source)->text_file("generation_config.json").value();
   ASSERT_TRUE(text.has_value());
   EXPECT_EQ(nlohmann::json::parse(*text), nlohmann::json({{"temperature", 0.5}, {"top_k", 20}}));
+  const auto smoothed = scale_source(std::move(*source), {});
+  ASSERT_TRUE(smoothed.ok()) << smoothed.error().message;
+  EXPECT_EQ((*smoothed)->text_file("generation_config.json").value(), text);
   EXPECT_FALSE((*open(testing::tiny_gguf()))->text_file("generation_config.json").value().has_value());
 }
 

@@ -117,6 +117,13 @@ void ModelSource::add_tensor(TensorInfo tensor) {
   tensors_.push_back(std::move(tensor));
 }
 
+void ModelSource::describe_as(const ModelSource& other) {
+  config_json_ = other.config_json_;
+  generation_json_ = other.generation_json_;
+  gguf_tokenizer_ = other.gguf_tokenizer_;
+  stored_fp8_ = other.stored_fp8_;
+}
+
 const TensorInfo* ModelSource::find(std::string_view name) const {
   const auto place = by_name_.find(name);
   return place == by_name_.end() ? nullptr : &tensors_[place->second];

@@ -118,6 +118,8 @@ class ModelSource {
  protected:
   ModelSource(SourceKind kind, std::string path) : kind_(kind), path_(std::move(path)) {}
   void add_tensor(TensorInfo tensor);
+  // All that a source says of its model beside the tensors, for one that shows another's in another way.
+  void describe_as(const ModelSource& other);
   Result<const TensorInfo*> need(std::string_view name) const;
 
   const SourceKind kind_;

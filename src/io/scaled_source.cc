@@ -21,9 +21,7 @@ class ScaledSource final : public ModelSource {
       : ModelSource(inner->kind(), inner->path()), inner_(std::move(inner)), scalings_(std::move(scalings)) {}
 
   Status open() {
-    config_json_ = inner_->config_json();
-    if (inner_->gguf_tokenizer() != nullptr) gguf_tokenizer_ = *inner_->gguf_tokenizer();
-    stored_fp8_ = inner_->stored_fp8();
+    describe_as(*inner_);
     for (const auto& [name, scaling] : scalings_) {
       NFP_ASSIGN_OR_RETURN(const TensorInfo* tensor, inner_need(name));
       const auto fits = [](const std::vector<int8_t>& exponents, int64_t size) {

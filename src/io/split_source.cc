@@ -42,8 +42,7 @@ class SplitSource final : public ModelSource {
       : ModelSource(inner->kind(), inner->path()), inner_(std::move(inner)) {}
 
   Status open(const Family& family, const Family& names, const HeadRows& heads) {
-    config_json_ = inner_->config_json();
-    if (inner_->gguf_tokenizer() != nullptr) gguf_tokenizer_ = *inner_->gguf_tokenizer();
+    describe_as(*inner_);
     for (const TensorInfo& tensor : inner_->tensors()) {
       const auto role = tensor.shape.rank() == 2 && tensor.name.ends_with(".weight") ? role_of(family, tensor.name)
                                                                                      : std::optional<TensorRole>();

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <utility>
@@ -29,23 +30,40 @@ void add_experts(const GgufFacts& facts, Json& config) {
   config["mlp_only_layers"] = facts.dense_layers;
 }
 
+// The window, and which layers have it: all but each n-th, or what the file says of each one. Where it says neither,
+// the configuration's default is llama.cpp's. `otherwise`: the window where it names none.
+void add_windows(const GgufFacts& facts, Json& config, int64_t otherwise) {
+  const int64_t window = facts.gguf.integer(facts.key("attention.sliding_window")).value_or(otherwise);
+  config["sliding_window"] = window > 0 ? Json(window) : Json();
+  const std::string key = facts.key("attention.sliding_window_pattern");
+  const auto* slides = facts.gguf.array<int64_t>(key);
+  const auto period = facts.gguf.integer(key);
+  if (window > 0 && slides == nullptr && !period) return;
+  const int64_t layers = config["num_hidden_layers"];
+  Json& types = config["layer_types"] = Json::array();  // refused where it stays empty
+  if (window > 0 && slides != nullptr && static_cast<int64_t>(slides->size()) != layers) return;
+  for (int64_t i = 0; i < std::min(layers, kMostLayers); ++i) {
+    const bool has = window > 0 && (slides != nullptr ? (*slides)[static_cast<size_t>(i)] != 0
+                                                      : *period == 0 || (i + 1) % *period != 0);
+    types.push_back(has ? "sliding_attention" : "full_attention");
+  }
+}
+
 void add_gemma(const GgufFacts& facts, Json& config) {
   const GgufFile& gguf = facts.gguf;
   const bool third = facts.family.id == FamilyId::kGemma3;
   const int64_t layers = config["num_hidden_layers"], heads = config["num_attention_heads"];
   const int64_t hidden = config["hidden_size"];
-  if (const auto window = gguf.integer(facts.key("attention.sliding_window"))) config["sliding_window"] = *window;
-  if (third) {
-    config["sliding_window_pattern"] = gguf.integer(facts.key("attention.sliding_window_pattern")).value_or(6);
-    config["rope_local_base_freq"] = gguf.number(facts.key("rope.freq_base_swa")).value_or(10000.0);
-  }
+  add_windows(facts, config, third ? 0 : 4096);
+  if (third) config["rope_local_base_freq"] = gguf.number(facts.key("rope.freq_base_swa")).value_or(10000.0);
   // Only the models of 27 B parameters scale by another size than a head's.
   config["query_pre_attn_scalar"] =
       layers == (third ? 62 : 46) ? hidden / heads : config.value("head_dim", hidden / heads);
+  // 0 is none.
   const auto cap = [&](const char* key, double otherwise) {
-    return third ? Json() : Json(gguf.number(facts.key(key)).value_or(otherwise));
+    return gguf.number(facts.key(key)).value_or(third ? 0.0 : otherwise);
   };
-  config["attn_logit_softcapping"] = cap("attn_logit_softcapping", 50.0);
+  config["attn_logit_softcapping"] = third ? 0.0 : cap("attn_logit_softcapping", 50.0);
   config["final_logit_softcapping"] = cap("final_logit_softcapping", 30.0);
   config["hidden_activation"] = "gelu_pytorch_tanh";
 }
@@ -82,17 +100,6 @@ void add_granite(const GgufFacts& facts, Json& config) {
   config["residual_multiplier"] = number("residual_scale", 1.0);
   config["attention_multiplier"] = number("attention.scale", 1.0 / std::sqrt(head_dim));
   config["logits_scaling"] = number("logit_scale", 1.0);
-}
-
-void add_exaone4(const GgufFacts& facts, Json& config) {
-  const int64_t window = facts.gguf.integer(facts.key("attention.sliding_window")).value_or(0);
-  config["sliding_window"] = window > 0 ? Json(window) : Json();
-  // Of each layer whether it has the window; where a file does not say, the configuration's default is llama.cpp's.
-  const auto* slides = facts.gguf.array<int64_t>(facts.key("attention.sliding_window_pattern"));
-  if (window == 0 || slides == nullptr) return;
-  Json& types = config["layer_types"] = Json::array();  // refused where it stays empty
-  if (static_cast<int64_t>(slides->size()) != config["num_hidden_layers"].get<int64_t>()) return;
-  for (const int64_t one : *slides) types.push_back(one != 0 ? "sliding_attention" : "full_attention");
 }
 
 }  // namespace
@@ -132,14 +139,12 @@ void add_family_fields(const GgufFacts& facts, Json& config) {
     case FamilyId::kGranite:
       return add_granite(facts, config);
     case FamilyId::kExaone4:
-      return add_exaone4(facts, config);
+    case FamilyId::kOlmo3:
+      return add_windows(facts, config, 0);
     case FamilyId::kGlm4:
       return add_partial_rotation(facts, config);
     case FamilyId::kPhi3:
       return add_phi3(facts, config);
-    case FamilyId::kOlmo3:  // the pattern of windows is the configuration's default
-      config["sliding_window"] = facts.gguf.integer(facts.key("attention.sliding_window")).value_or(0);
-      return;
     case FamilyId::kSmolLm3:
       config["no_rope_layer_interval"] = 4;
       return;

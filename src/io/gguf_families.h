@@ -14,6 +14,8 @@
 
 namespace nfp {
 
+inline constexpr int64_t kMostLayers = 4096;  // configurations with more are refused
+
 // The family of a file; `path` is for messages. One architecture's name may mean two families, with experts and
 // without, or with windows and without.
 Result<const Family*> family_of_gguf(const GgufFile& gguf, const std::string& path);

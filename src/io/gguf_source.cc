@@ -23,8 +23,8 @@ namespace {
 constexpr std::string_view kRopeFactors = "rope_freqs.weight", kLongFactors = "rope_factors_long.weight",
                            kShortFactors = "rope_factors_short.weight";
 
-// Configurations with more are refused.
-constexpr int64_t kMostLayers = 4096, kMostExperts = 4096, kMostHeads = 4096;
+// As of layers, configurations with more are refused.
+constexpr int64_t kMostExperts = 4096, kMostHeads = 4096;
 
 // Of a model split over several files, the others' paths: "x-00001-of-00003.gguf" -> "x-00002-of-00003.gguf", ...
 Result<std::vector<std::string>> other_parts(const std::string& path, int64_t count) {

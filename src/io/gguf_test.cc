@@ -257,24 +257,51 @@ TEST_F(GgufModel, LlamaThreeScalingBecomesRopeScaling) {
   EXPECT_FALSE(open(with_factors({1, 1})).ok());
 }
 
-TEST_F(GgufModel, ExaoneNamesTheLayersThatHaveAWindow) {
-  const auto config = [&](uint32_t window, const std::vector<uint8_t>& slides) {
-    GgufBuilder gguf = testing::tiny_gguf_keys("exaone4");
+TEST_F(GgufModel, FilesNameTheLayersThatHaveAWindow) {
+  for (const std::string name : {"exaone4", "gemma2", "gemma3", "olmo2"}) {
+    const auto config = [&](uint32_t window, const std::vector<uint8_t>& slides, int period = -1) {
+      GgufBuilder gguf = testing::tiny_gguf_keys(name);
+      gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+      if (window > 0) gguf.integer(name + ".attention.sliding_window", window);
+      std::string array = GgufBuilder::raw<uint32_t>(7) + GgufBuilder::raw<uint64_t>(slides.size());
+      for (const uint8_t one : slides) array += GgufBuilder::raw(one);
+      const std::string pattern = name + ".attention.sliding_window_pattern";
+      if (!slides.empty()) gguf.key(pattern, 9, array);
+      if (period >= 0) gguf.integer(pattern, static_cast<uint32_t>(period));
+      const auto source = open(gguf.build());
+      EXPECT_TRUE(source.ok()) << source.error().message;
+      return nlohmann::json::parse((*source)->config_json());
+    };
+    SCOPED_TRACE(name);
+    EXPECT_EQ(config(7, {1})["layer_types"], nlohmann::json({"sliding_attention"}));
+    EXPECT_EQ(config(7, {0})["layer_types"], nlohmann::json({"full_attention"}));
+    EXPECT_EQ(config(7, {}, 2)["layer_types"], nlohmann::json({"sliding_attention"}));
+    EXPECT_EQ(config(7, {}, 1)["layer_types"], nlohmann::json({"full_attention"}));
+    EXPECT_EQ(config(7, {}, 0)["layer_types"], nlohmann::json({"sliding_attention"}));
+    EXPECT_EQ(config(7, {})["sliding_window"], 7);
+    EXPECT_FALSE(config(7, {}).contains("layer_types"));
+    EXPECT_TRUE(config(7, {1, 0})["layer_types"].empty());  // more than there are layers: the configuration is refused
+    if (name == "olmo2") continue;                          // without a window it is OLMo 2
+    if (name == "gemma2") {
+      EXPECT_EQ(config(0, {})["sliding_window"], 4096);
+      continue;
+    }
+    EXPECT_TRUE(config(0, {1})["sliding_window"].is_null());
+    EXPECT_EQ(config(0, {})["layer_types"], nlohmann::json({"full_attention"}));
+  }
+}
+
+TEST_F(GgufModel, GemmaThreeHasACapOfLogitsWhereItsFileSaysSo) {
+  for (const bool says : {false, true}) {
+    GgufBuilder gguf = testing::tiny_gguf_keys("gemma3");
     gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
-    if (window > 0) gguf.integer("exaone4.attention.sliding_window", window);
-    std::string array = GgufBuilder::raw<uint32_t>(7) + GgufBuilder::raw<uint64_t>(slides.size());
-    for (const uint8_t one : slides) array += GgufBuilder::raw(one);
-    if (!slides.empty()) gguf.key("exaone4.attention.sliding_window_pattern", 9, array);
+    if (says) gguf.number("gemma3.final_logit_softcapping", 30.0f);
     const auto source = open(gguf.build());
-    EXPECT_TRUE(source.ok()) << source.error().message;
-    return nlohmann::json::parse((*source)->config_json());
-  };
-  EXPECT_EQ(config(7, {1})["layer_types"], nlohmann::json({"sliding_attention"}));
-  EXPECT_EQ(config(7, {0})["layer_types"], nlohmann::json({"full_attention"}));
-  EXPECT_EQ(config(7, {})["sliding_window"], 7);
-  EXPECT_FALSE(config(7, {}).contains("layer_types"));
-  EXPECT_TRUE(config(7, {1, 0})["layer_types"].empty());  // more than there are layers: the configuration is refused
-  EXPECT_TRUE(config(0, {1})["sliding_window"].is_null());
+    ASSERT_TRUE(source.ok()) << source.error().message;
+    const auto config = nlohmann::json::parse((*source)->config_json());
+    EXPECT_EQ(config["final_logit_softcapping"], says ? 30.0 : 0.0);
+    EXPECT_EQ(config["attn_logit_softcapping"], 0.0);
+  }
 }
 
 TEST_F(GgufModel, PartOfAHeadRotates) {

@@ -171,10 +171,17 @@ Status check_metadata(const GgufFacts& facts, const Json& config) {
   const auto rotating = gguf.integer(facts.key("rope.dimension_count"));
   const int64_t head_dim = config.value("head_dim", int64_t{0});
   if (rotating && head_dim > 0 && *rotating != head_dim && !partial) return refuse("rope.dimension_count", *rotating);
-  if (!long_rope && !(facts.long_factors.empty() && facts.short_factors.empty())) {
+  const bool has_factors = !facts.long_factors.empty() || !facts.short_factors.empty();
+  if (!long_rope && has_factors) {
     return error(ErrorCode::kUnsupported,
                  "{}: tensors 'rope_factors_long' and 'rope_factors_short' are not supported for {}", facts.path,
                  facts.family.gguf);
+  }
+  const double attention = gguf.number(facts.key("rope.scaling.attn_factor")).value_or(1.0);
+  if (attention != 1 && !has_factors) return refuse("rope.scaling.attn_factor", attention);
+  // llama.cpp takes it for whether the heads of a Granite rotate at all.
+  if (facts.family.id == FamilyId::kGranite && !gguf.boolean(facts.key("rope.scaling.finetuned")).value_or(true)) {
+    return refuse("rope.scaling.finetuned", false);
   }
   const auto gating = gguf.integer(facts.key("expert_gating_func")).value_or(0);
   if (gating > 1) return refuse("expert_gating_func", gating);  // 1: softmax

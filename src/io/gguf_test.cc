@@ -339,11 +339,17 @@ TEST_F(GgufModel, FaultsInTheMetadataAreNamed) {
     gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
     return gguf;
   };
-  GgufBuilder longrope = tiny(), part = tiny(), gating = tiny();
+  GgufBuilder longrope = tiny(), part = tiny(), gating = tiny(), attention = tiny();
   longrope.string("qwen2.rope.scaling.type", "longrope");
   expect(longrope.build(), "'qwen2.rope.scaling.type' is 'longrope', which is not supported for qwen2");
   part.integer("qwen2.rope.dimension_count", 6);
   expect(part.build(), "'qwen2.rope.dimension_count' is 6");
+  attention.number("qwen2.rope.scaling.attn_factor", 2.0f);
+  expect(attention.build(), "'qwen2.rope.scaling.attn_factor' is 2");
+  GgufBuilder granite = testing::tiny_gguf_keys("granite");
+  granite.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+  granite.key("granite.rope.scaling.finetuned", 7, GgufBuilder::raw<uint8_t>(0));
+  expect(granite.build(), "'granite.rope.scaling.finetuned' is false");
   gating.integer("qwen2.expert_gating_func", 2);
   expect(gating.build(), "'qwen2.expert_gating_func' is 2");
   for (const char* name : {"qwen2.rope.scaling.factor", "qwen2.rope.scale_linear"}) {  // linear, where no type is given

@@ -190,6 +190,15 @@ Status check_metadata(const GgufFacts& facts, const Json& config) {
   return ok_status();
 }
 
+Status refuse_rope_scaling(const GgufFacts& facts) {
+  const std::string key = facts.key("rope.scaling.factor");
+  const auto type = facts.gguf.text(facts.key("rope.scaling.type")).value_or("linear");
+  const double factor = facts.gguf.number(key).value_or(0.0);
+  if (factor == 0 || factor == 1 || (type != "linear" && type != "yarn")) return ok_status();
+  return error(ErrorCode::kUnsupported, "{}: metadata '{}' is {} ({}), which is not supported beside rope factors",
+               facts.path, key, factor, type);
+}
+
 Status add_rope_scaling(const GgufFacts& facts, Json& config) {
   const GgufFile& gguf = facts.gguf;
   const std::string type_key = facts.key("rope.scaling.type");

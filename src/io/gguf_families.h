@@ -37,5 +37,7 @@ void add_family_fields(const GgufFacts& facts, nlohmann::ordered_json& config);
 Status check_metadata(const GgufFacts& facts, const nlohmann::ordered_json& config);
 // YaRN and linear scaling of rotation.
 Status add_rope_scaling(const GgufFacts& facts, nlohmann::ordered_json& config);
+// The same beside tensors of divisors, which llama.cpp computes together.
+Status refuse_rope_scaling(const GgufFacts& facts);
 
 }  // namespace nfp

@@ -271,7 +271,11 @@ class GgufSource final : public ModelSource {
     }
     const GgufFacts known = facts(std::min(config["num_hidden_layers"].get<int64_t>(), kMostLayers));
     NFP_RETURN_IF_ERROR(check_metadata(known, config));
-    if (rope_factors_.empty() && known.long_factors.empty()) NFP_RETURN_IF_ERROR(add_rope_scaling(known, config));
+    if (rope_factors_.empty() && known.long_factors.empty()) {
+      NFP_RETURN_IF_ERROR(add_rope_scaling(known, config));
+    } else {
+      NFP_RETURN_IF_ERROR(refuse_rope_scaling(known));
+    }
     add_family_fields(known, config);
     config["attention_bias"] = config["qkv_bias"] = config["use_bias"] = has_bias(GemmType::kQkv);
     config["attention_out_bias"] = has_bias(GemmType::kOutput);

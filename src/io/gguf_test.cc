@@ -231,8 +231,9 @@ TEST_F(GgufModel, HeadsLeftOutAreThoseOfLlamaCpp) {
 }
 
 TEST_F(GgufModel, LlamaThreeScalingBecomesRopeScaling) {
-  const auto with_factors = [](const std::vector<float>& factors) {
+  const auto with_factors = [](const std::vector<float>& factors, float linear = 0) {
     GgufBuilder gguf = testing::tiny_gguf_keys();
+    if (linear > 0) gguf.number("llama.rope.scaling.factor", linear);
     gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
     gguf.tensor("rope_freqs.weight", {factors.size()}, 0,
                 std::string(reinterpret_cast<const char*>(factors.data()), factors.size() * 4));
@@ -255,6 +256,11 @@ TEST_F(GgufModel, LlamaThreeScalingBecomesRopeScaling) {
   ASSERT_FALSE(odd.ok());
   EXPECT_NE(odd.error().message.find("rope_freqs.weight"), std::string::npos) << odd.error().message;
   EXPECT_FALSE(open(with_factors({1, 1})).ok());
+  EXPECT_TRUE(open(with_factors({1, 1, 1, last}, 1.0f)).ok());
+  const auto twice = open(with_factors({1, 1, 1, last}, 4.0f));
+  ASSERT_FALSE(twice.ok());
+  EXPECT_NE(twice.error().message.find("'llama.rope.scaling.factor' is 4 (linear)"), std::string::npos)
+      << twice.error().message;
 }
 
 TEST_F(GgufModel, FilesNameTheLayersThatHaveAWindow) {

@@ -157,7 +157,7 @@ def find(name: str) -> str:
     if not (path / name).is_file():
         raise ImportError(f"nestedfp: {path / name} is missing; install the wheel again"
                           + (" (NESTEDFP_LIBRARY_DIR is set)" if folder else ""))
-    return str(path / name)
+    return str((path / name).absolute())  # a name alone is looked for elsewhere
 
 
 def file_name(file: str | bytes | os.PathLike[str]) -> bytes:

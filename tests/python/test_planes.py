@@ -1,6 +1,8 @@
 """nestedfp.nest and join on NumPy arrays (and torch tensors where torch is there)."""
 
+import os
 import unittest
+from pathlib import Path
 from unittest.mock import patch
 
 import nestedfp
@@ -20,6 +22,15 @@ except ImportError:
 
 def bits(array):
     return np.ascontiguousarray(array).view(np.uint16)
+
+
+class Library(unittest.TestCase):
+    def test_the_folder_that_one_stands_in(self):
+        file = Path(_library.find("libnestedfp.so"))
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(file.parent)
+        with patch.dict(os.environ, {"NESTEDFP_LIBRARY_DIR": "."}):
+            self.assertEqual(_library.library.__wrapped__().nfp_abi_version(), _library.ABI_VERSION)
 
 
 class PlanesOfArrays(unittest.TestCase):

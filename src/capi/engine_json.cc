@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 
+#include "backend/sampling.h"
 #include "base/json_depth.h"
 
 namespace nfp::capi {
@@ -198,12 +199,14 @@ Result<Request> parse_request(const Json& json) {
     return ok_status();
   });
   fields.other("logprobs", [&](const Json& value) -> Status {
-    if (!value.is_number_integer() || value < 0 || value > 1024) return bad("logprobs", "must be 0 to 1024");
+    if (!value.is_number_integer() || value < 0 || value > kMaxTopLogprobs) {
+      return bad("logprobs", fmt::format("must be 0 to {}", kMaxTopLogprobs));
+    }
     p.logprobs = true;
     p.top_logprobs = value.get<int32_t>();
     return ok_status();
   });
-  fields.integer("prompt_logprobs", p.prompt_logprobs, 0, 1024);
+  fields.integer("prompt_logprobs", p.prompt_logprobs, 0, kMaxTopLogprobs);
   NFP_RETURN_IF_ERROR(fields.read(json));
   if (request.id.empty()) return bad("id", "is missing");
   return request;

@@ -155,7 +155,10 @@ class TinyModel(unittest.TestCase):
                                   (SamplingParams(top_k=-5), "top_k"), (SamplingParams(logit_bias=[5]), "logit_bias"),
                                   (SamplingParams(logit_bias={"a": 1.0}), "logit_bias"),
                                   (SamplingParams(seed=2**63), "seed"), (SamplingParams(detokenize=None), "detokenize"),
-                                  (SamplingParams(logit_bias={1.5: 1.0}), "logit_bias")):
+                                  (SamplingParams(logit_bias={1.5: 1.0}), "logit_bias"),
+                                  (SamplingParams(logprobs=129), "'logprobs' must be 0 to 128"),
+                                  (SamplingParams(logprobs=-1), "'logprobs' must be 0 to 128"),
+                                  (SamplingParams(prompt_logprobs=129), "'prompt_logprobs' .* from 0 to 128")):
             with self.assertRaisesRegex(NestedFPError, field):
                 self.llm.generate([[5]], parameters)
         with self.assertRaisesRegex(NestedFPError, "prompt"):

@@ -325,13 +325,11 @@ class LLM:
             if unknown := [str(name) for name, value in prompt.items()
                            if name not in ("prompt", "prompt_token_ids") and value is not None]:
                 raise TypeError(f"a prompt has 'prompt', a text, or 'prompt_token_ids', not {', '.join(unknown)}")
-            if "prompt_token_ids" in prompt:
-                prompt = _token_ids(prompt["prompt_token_ids"])
-            elif isinstance(prompt.get("prompt"), str):
-                prompt = str(prompt["prompt"])
-            else:
+            given, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
+            if not isinstance(text, str) and (text is not None or given is None):
                 raise TypeError(f"a prompt has 'prompt', a text, or 'prompt_token_ids': {str(prompt)[:100]}")
-        if isinstance(prompt, str):
+            ids = self.encode(str(text)) if given is None else _token_ids(given)
+        elif isinstance(prompt, str):
             text, ids = prompt, self.encode(prompt)
         else:
             ids = _token_ids(prompt)

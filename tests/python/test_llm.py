@@ -52,6 +52,18 @@ class TinyModel(unittest.TestCase):
         self.assertEqual(outputs[4].prompt_token_ids, [5, 6, 7])
         self.assertTrue(all(o.finished and o.outputs[0].finish_reason == "length" for o in outputs))
 
+    def test_a_text_beside_token_ids(self):
+        """As vLLM has it: the ids are computed, and the text comes back."""
+        given = {"prompt": "ab ba", "prompt_token_ids": [5, 6, 7]}
+        self.assertEqual([(o.prompt, o.prompt_token_ids) for o in self.llm.generate(given, GREEDY)], [("ab ba", [5, 6, 7])])
+        for given in ({"prompt": "ab ba", "prompt_token_ids": None}, {"prompt": None, "prompt_token_ids": [5, 6, 7]}):
+            output = self.llm.generate(given, GREEDY)[0]
+            self.assertEqual(output.prompt, given["prompt"])
+            self.assertEqual(output.prompt_token_ids, given["prompt_token_ids"] or self.llm.encode("ab ba"))
+        for wrong in ({"prompt": None, "prompt_token_ids": None}, {"prompt": 5, "prompt_token_ids": [5]}, {}):
+            with self.assertRaisesRegex(TypeError, "^a prompt has 'prompt', a text, or 'prompt_token_ids'"):
+                self.llm.generate(wrong, GREEDY)
+
     def test_more_prompts_than_fit_in_a_step(self):
         prompts = [[3 + i, 4 + i, 5] for i in range(30)]
         together = self.llm.generate(prompts, GREEDY)

@@ -446,6 +446,8 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[RequestOutput, None, None]:
         """The answer as it comes: the same RequestOutput each time, longer. Leaving the loop ends the request."""
+        if _is_token_id(prompt):
+            raise TypeError(f"a prompt is a text, token ids or a dict, not {prompt!r}")
         many, parameters = self._lists([prompt], sampling_params)
         yield from self._run(many, parameters)
 

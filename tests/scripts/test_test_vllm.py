@@ -43,5 +43,13 @@ class TestVllm(unittest.TestCase):
             self.assertIn(f"convert {self.folder}/out/models/tiny {self.folder}/out/models/tiny-nested", convert)
             self.assertEqual(tests, f"{SOURCE}/tests/vllm: -m unittest test_op")
 
+    def test_a_folder_of_its_own_is_removed(self):
+        temporary = self.folder / "Bob's"
+        temporary.mkdir()
+        run = subprocess.run([SOURCE / "scripts/test-vllm", "--python", self.folder / "bin/python"], capture_output=True,
+                             text=True, timeout=120, env={**os.environ, "SAID": "/dev/null", "TMPDIR": str(temporary)})
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual(list(temporary.iterdir()), [])
+
 
 unittest.main()

@@ -105,6 +105,30 @@ class OtherVersions(unittest.TestCase):
         self.assertIs(get_quantization_config("nestedfp"), NestedFPConfig)
 
 
+# A vLLM that lacks what the plugin looks for last. In a process of its own: what was put into vLLM stays there.
+HALF = """
+from unittest.mock import patch
+import nestedfp.vllm
+from nestedfp.vllm import metrics
+from vllm.model_executor.model_loader import weight_utils
+with patch.object(metrics, "install_logger", side_effect=ImportError("no loggers")):
+    nestedfp.vllm.register()
+try:
+    weight_utils.get_quantization_config("nestedfp").from_config({})
+except ValueError as error:
+    print(error)
+"""
+
+
+class HalfAPlugin(unittest.TestCase):
+    @unittest.skipUnless(HAVE_VLLM, "needs torch and vLLM")
+    def test_what_does_not_fit_whole_is_refused_where_weights_are_read(self):
+        path = os.pathsep.join(filter(None, sys.path))
+        done = subprocess.run([sys.executable, "-c", HALF], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, "does not fit vLLM .*: no loggers")
+
+
 class OtherDevices(unittest.TestCase):
     def check(self, capability, cuda=True, build=b"cuda"):
         if capability is not None:

@@ -384,8 +384,8 @@ def _find_at_once() -> None:
 
 def register() -> None:
     register_quantization_config("nestedfp")(NestedFPConfig)
-    _find_at_once()
     checkpoint.install_loader()
     metrics.install_field()
     metrics.install_logger()
     loading.install()
+    _find_at_once()  # once all of it fits: from then on vLLM asks for no other, a refusal either

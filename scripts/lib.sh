@@ -83,11 +83,17 @@ nfp_run() {
   nfp_wait "$1"
 }
 
-# A compiler takes up to 1.5 GB here, so few cores' worth of memory means fewer jobs than cores.
+# A compiler takes up to 1.5 GB here, so few cores' worth of memory means fewer jobs than cores. What a container may use
+# meminfo does not know. NFP_SYSTEM_ROOT: the folder that stands for /, for tests.
 nfp_jobs() {
-  local cores memory
+  local cores memory limit file root="${NFP_SYSTEM_ROOT:-}"
   cores="$(nproc 2>/dev/null || echo 2)"
-  memory="$(awk '/MemAvailable/ { print int($2 / 1500000) }' /proc/meminfo 2>/dev/null || echo "$cores")"
+  memory="$(awk '/MemAvailable/ { print int($2 / 1500000) }' "${root}/proc/meminfo" 2>/dev/null || echo "$cores")"
+  for file in memory.max memory/memory.limit_in_bytes; do
+    limit="$(cat "${root}/sys/fs/cgroup/${file}" 2>/dev/null)" || continue
+    [[ "$limit" != max ]] || continue
+    ((limit / 1500000000 >= memory)) || memory=$((limit / 1500000000))
+  done
   ((memory >= 1)) || memory=1
   echo $((cores < memory ? cores : memory))
 }

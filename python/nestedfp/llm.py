@@ -135,14 +135,15 @@ class RequestOutput:
 @dataclass
 class _Answer:
     """A request of the engine, and where its tokens go. Whoever takes the engine's step leaves its piece in ``news``,
-    by the step's number; only the call that made the request adds it, so that nothing changes under the hands of its
-    caller."""
+    by the step's number, and the answer in its call's ``fresh``; only the call that made the request adds it, so that
+    nothing changes under the hands of its caller."""
 
     name: str
     result: RequestOutput
     output: CompletionOutput
     detokenize: bool
     stops: list[int]  # that the caller asked for
+    fresh: dict[str, _Answer]  # those of its call that have news
     usage: dict[str, int] = field(default_factory=dict)  # so far
     news: dict[int, dict[str, Any]] = field(default_factory=dict)
 
@@ -167,7 +168,8 @@ class _Answer:
         output.finish_reason = piece.get("finish_reason")
         reason = piece.get("stop_reason")  # a token of the model's own ends is none for vLLM
         output.stop_reason = reason if isinstance(reason, str) or reason in self.stops else None
-        result.finished = all(other.finish_reason is not None for other in result.outputs)
+        if output.finish_reason is not None:
+            result.finished = all(other.finish_reason is not None for other in result.outputs)
         for name, value in piece["usage"].items():
             before = result.usage.get(name, 0) - self.usage.get(name, 0)
             result.usage[name] = value if name == "prompt_tokens" else before + value
@@ -316,9 +318,10 @@ class LLM:
                 if len(ids) == 1:
                     fields["logit_bias"] = [*fields.get("logit_bias", []), [ids[0], _FORBIDDEN]]
 
-    def _submit(self, prompt: Prompt, sampling: SamplingParams, made: dict[str, _Answer]) -> None:
+    def _submit(self, prompt: Prompt, sampling: SamplingParams, made: dict[str, _Answer],
+                fresh: dict[str, _Answer]) -> None:
         """The requests of a prompt come into ``made`` by their names, the first of them the result's; each of them
-        before the engine has it, so that an exception leaves none there that nobody knows."""
+        before the engine has it, so that an exception leaves none there that nobody knows. ``fresh``: their call's."""
         sampling._check()
         text: str | None = None
         if isinstance(prompt, dict):
@@ -345,7 +348,7 @@ class LLM:
                 self._forbid(fields, sampling.bad_words)
             name = result.request_id if i == 0 else f"{result.request_id}-{i}"
             made[name] = self._open[name] = _Answer(name, result, output, sampling.detokenize,
-                                                    list(sampling.stop_token_ids or ()))
+                                                    list(sampling.stop_token_ids or ()), fresh)
             self._engine.submit(id=name, prompt=ids, **fields)
 
     def _settle(self) -> None:
@@ -364,26 +367,28 @@ class LLM:
         """Each result as often as something was added to it. Calls that run at the same time, in threads or as
         generators of which none has ended, share the engine's steps."""
         mine: dict[str, _Answer] = {}
+        fresh: dict[str, _Answer] = {}  # looked through instead of all, which may be thousands
         try:
             for prompt, parameters in zip(prompts, sampling, strict=True):
                 self._engine.check_process()
                 with self._lock:
                     self._settle()
-                    self._submit(prompt, parameters, mine)
-            waiting = dict(mine)
-            while waiting:
+                    self._submit(prompt, parameters, mine, fresh)
+            waiting = len(mine)
+            while waiting > 0:
                 self._engine.check_process()
                 with self._lock:
                     self._settle()
-                    if not any(answer.news for answer in waiting.values()):
+                    if not fresh:
                         self._step()
-                    news = [(answer, answer.take()) for answer in waiting.values() if answer.news]
+                    news = [(answer, answer.take()) for answer in fresh.values()]
+                    fresh.clear()
                 results: dict[str, RequestOutput] = {}
                 for answer, pieces in news:
                     for piece in pieces:
                         answer.add(piece)
                     if answer.output.finish_reason is not None:
-                        del waiting[answer.name]
+                        waiting -= 1
                     results[answer.result.request_id] = answer.result
                 yield from results.values()
         finally:
@@ -397,6 +402,7 @@ class LLM:
             if answer is None:
                 continue  # of a call that was given up
             answer.news[self._engine.steps] = piece
+            answer.fresh[answer.name] = answer
             if piece.get("finish_reason") is not None:
                 del self._open[piece["id"]]
         self._engine.delivered()

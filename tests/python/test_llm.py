@@ -72,6 +72,20 @@ class TinyModel(unittest.TestCase):
             self.assertEqual(self.llm.generate([prompts[i]], GREEDY)[0].outputs[0].token_ids,
                              together[i].outputs[0].token_ids)
 
+    def test_prompts_that_wait_cost_a_step_nothing(self):
+        """One of thousands would look at all of them else."""
+        looks = [0]
+
+        class Watched(nestedfp.llm._Answer):
+            def __getattribute__(self, name):
+                looks[0] += name == "news"
+                return super().__getattribute__(name)
+
+        with patch.object(nestedfp.llm, "_Answer", Watched):
+            outputs = self.llm.generate([[5, 6]] * 400, replace(GREEDY, max_tokens=2), use_tqdm=False)
+        self.assertEqual([len(o.outputs[0].token_ids) for o in outputs], [2] * 400)
+        self.assertLess(looks[0], 400 * 2 * 5)
+
     def test_parameters_of_each_prompt(self):
         many = [SamplingParams(temperature=0.9, seed=seed, max_tokens=8, ignore_eos=True, top_k=-1) for seed in (1, 2, 1)]
         a, b, c = (o.outputs[0].token_ids for o in self.llm.generate([[5, 6]] * 3, many))

@@ -4,6 +4,7 @@
 # Every function is a step that does nothing when its result is already there, says what it does on stderr, and stops
 # the script with one clear message when it cannot. Nothing here reads standard input.
 
+unset CDPATH # with which cd may go elsewhere, and says where
 NFP_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 NFP_CACHE="${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/nestedfp"
 NFP_VENV="${NFP_ROOT}/.venv"

@@ -36,4 +36,12 @@ class Jobs(unittest.TestCase):
         self.assertEqual([self.jobs(4, memory_max=limit) for limit in ("max", 6 << 30)], [2, 2])
 
 
+class Root(unittest.TestCase):
+    def test_it_is_the_checkout_s_whatever_cd_is_told(self):
+        for cdpath in (".", f".:{SOURCE}"):
+            run = subprocess.run(["bash", "-euo", "pipefail", "-c", '. scripts/lib.sh; printf %s "$NFP_ROOT"'], cwd=SOURCE,
+                                 capture_output=True, text=True, check=True, env={**os.environ, "CDPATH": cdpath})
+            self.assertEqual(run.stdout, str(SOURCE))
+
+
 unittest.main()

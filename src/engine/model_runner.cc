@@ -442,7 +442,12 @@ Status ModelRunner::launch(const StepShape& shape, FirstRows first, int32_t top_
   if (Graph* graph = captured_.find(shape)) return backend.replay(*graph);
   if (captures_) {
     NFP_RETURN_IF_ERROR(backend.begin_capture());
-    enqueue(shape, first, top_n);
+    try {
+      enqueue(shape, first, top_n);
+    } catch (...) {  // nothing else may be asked of a device that still records
+      (void)backend.end_capture();
+      throw;
+    }
     Result<std::unique_ptr<Graph>> graph = backend.end_capture();
     if (graph.ok()) return backend.replay(captured_.keep(shape, std::move(graph).value()));
     if (graph.error().code != ErrorCode::kResource) return graph.error();

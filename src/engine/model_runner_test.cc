@@ -87,7 +87,7 @@ class MemoryOnly : public Backend {
 };
 
 // And with memory of the host.
-class BothMemories final : public MemoryOnly {
+class BothMemories : public MemoryOnly {
  public:
   using MemoryOnly::MemoryOnly;
   Result<Buffer> allocate(size_t bytes) override { return Buffer(this, std::calloc(bytes, 1), bytes); }
@@ -95,7 +95,7 @@ class BothMemories final : public MemoryOnly {
   void free(void* data, size_t) override { std::free(data); }
 };
 
-class NoWeights final : public Model {
+class NoWeights : public Model {
  public:
   explicit NoWeights(Backend& backend) : backend_(backend) {
     config_.vocab = 1000;
@@ -216,6 +216,74 @@ TEST(ModelRunner, AnExceptionWhileAStepIsPreparedIsTheStepsError) {
   const auto output = (*runner)->collect(*ticket);
   ASSERT_TRUE(output.ok()) << output.error().message;
   EXPECT_EQ(output->sampled.size(), 1u);
+}
+
+// Records steps, and fails as a GPU does where it is asked to wait while it records.
+class Recorder final : public BothMemories {
+ public:
+  using BothMemories::BothMemories;
+  bool prefers_graphs() const override { return true; }
+  Status begin_capture() override {
+    records_ = true;
+    return ok_status();
+  }
+  Result<std::unique_ptr<Graph>> end_capture() override {
+    records_ = false;
+    return std::make_unique<Graph>();
+  }
+  Status synchronize() override {
+    if (records_) return error(ErrorCode::kDevice, "waiting while a step is captured");
+    return BothMemories::synchronize();
+  }
+  bool records() const { return records_; }
+
+ private:
+  bool records_ = false;
+};
+
+class NoMemoryInCapture final : public NoWeights {
+ public:
+  explicit NoMemoryInCapture(Recorder& device) : NoWeights(device), device_(device) {}
+  void forward(const ForwardArgs&) override {
+    if (!device_.records()) return;
+    if (fails-- > 0) throw std::bad_alloc();
+    ++captured;
+  }
+  int fails = 1, captured = 0;
+
+ private:
+  Recorder& device_;
+};
+
+TEST(ModelRunner, AnExceptionInACaptureEndsTheStepAndNotTheDevice) {
+  Recorder device(uint64_t{8} << 30);
+  NoMemoryInCapture model(device);
+  EngineConfig config;
+  config.max_context = 64;
+  config.kv_blocks = 8;
+  config.limits.max_sequences = 4;
+  config.limits.max_step_tokens = 32;
+  const auto runner = ModelRunner::create(model, config);
+  ASSERT_TRUE(runner.ok()) << runner.error().message;
+  Sequence sequence;
+  sequence.request.prompt = sequence.tokens = {1, 2, 3};
+  sequence.blocks = {0};
+  StepPlan plan;
+  plan.items.push_back({.sequence = &sequence, .first = 2, .count = 1, .samples = true});
+  plan.tokens = 1;
+  const auto run = [&]() -> Status {
+    NFP_ASSIGN_OR_RETURN(const StepTicket ticket, (*runner)->submit(plan, Precision::kFp16));
+    const auto output = (*runner)->collect(ticket);
+    return output.ok() ? ok_status() : Status(output.error());
+  };
+  ASSERT_TRUE(run().ok());  // a shape is captured the second time
+  const Status ended = run();
+  ASSERT_FALSE(ended.ok());
+  EXPECT_EQ(ended.error().code, ErrorCode::kResource) << ended.error().message;
+  EXPECT_FALSE(device.records());
+  const Status again = run();
+  EXPECT_TRUE(again.ok()) << again.error().message;
+  EXPECT_EQ(model.captured, 1);
 }
 
 }  // namespace

@@ -111,12 +111,10 @@ struct LinearRunner::State {
       : gemm(nested_gemm), dense(std::move(dense_gemm)), table(choices) {}
 
   const Config& config(const ChoiceKey& key) {
-    const auto [place, added] = configs.try_emplace(key);
-    if (added) {
-      const Problem problem{key.m, key.n, key.k, key.mode, key.swiglu, key.join};
-      place->second = choose(problem, gemm.device(), table, key.reduction).config;
-    }
-    return place->second;
+    if (const auto known = configs.find(key); known != configs.end()) return known->second;
+    const Problem problem{key.m, key.n, key.k, key.mode, key.swiglu, key.join};
+    const Config chosen = choose(problem, gemm.device(), table, key.reduction).config;  // may throw: no entry before it
+    return configs.emplace(key, chosen).first->second;
   }
 
   Result<const DensePlan*> plan(const DenseKey& key) {

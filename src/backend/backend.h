@@ -421,6 +421,9 @@ class Backend {
   // For threads that are not this program's: they work on this device until what this returns is gone, whichever is
   // theirs otherwise. Null = there is nothing to be done.
   virtual std::shared_ptr<void> enter() { return nullptr; }
+  // For whoever enqueues a step: held until all of it is enqueued. Steps of several backends of the process then do not
+  // run at the same time on one device. Null = there is nothing to be done.
+  virtual std::shared_ptr<void> turn() { return nullptr; }
 
   // Once weights are there, before the first step: steps will have at most this.
   virtual Status reserve(const StepReserve& most) = 0;

@@ -319,7 +319,10 @@ Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision
     return error(ErrorCode::kResource, "a step of {} tokens and {} sequences is over the {} and {} there is room for",
                  plan.tokens, sequences, config_.limits.max_step_tokens, config_.limits.max_sequences);
   }
-  const Status enqueued = caught([&] { return enqueue_step(plan, precision); });
+  const Status enqueued = caught([&] {
+    const auto turn = model_.backend().turn();
+    return enqueue_step(plan, precision);
+  });
   if (enqueued.ok()) return submitted_++;
   // What is enqueued of it is done with before its blocks, and the arrays that it reads, are another step's.
   NFP_RETURN_IF_ERROR(model_.backend().synchronize());

@@ -286,5 +286,47 @@ TEST(ModelRunner, AnExceptionInACaptureEndsTheStepAndNotTheDevice) {
   EXPECT_EQ(model.captured, 1);
 }
 
+// Tells whether the turn is held.
+class InTurns final : public BothMemories {
+ public:
+  using BothMemories::BothMemories;
+  std::shared_ptr<void> turn() override {
+    held = true;
+    return {this, [this](void*) { held = false; }};
+  }
+  void copy(const CopyArgs&) override { in_turn = in_turn && held; }
+  void record(Event&) override {
+    ++steps;
+    in_turn = in_turn && held;
+  }
+  bool held = false, in_turn = true;
+  int steps = 0;
+};
+
+TEST(ModelRunner, AStepIsEnqueuedInTheBackendsTurn) {
+  InTurns device(uint64_t{8} << 30);
+  NoWeights model(device);
+  EngineConfig config;
+  config.max_context = 64;
+  config.kv_blocks = 8;
+  config.limits.max_sequences = 4;
+  config.limits.max_step_tokens = 32;
+  const auto runner = ModelRunner::create(model, config);
+  ASSERT_TRUE(runner.ok()) << runner.error().message;
+  Sequence sequence;
+  sequence.request.prompt = sequence.tokens = {1, 2, 3};
+  sequence.blocks = {0};
+  StepPlan plan;
+  plan.items.push_back({.sequence = &sequence, .count = 3, .samples = true});
+  plan.tokens = 3;
+  ASSERT_TRUE((*runner)->submit(plan, Precision::kFp16).ok());
+  EXPECT_EQ(device.steps, 1);
+  EXPECT_TRUE(device.in_turn);
+  EXPECT_FALSE(device.held);  // others may have theirs while this one computes
+  sequence.request.constraint = std::make_unique<NoMemory>();
+  EXPECT_FALSE((*runner)->submit(plan, Precision::kFp16).ok());
+  EXPECT_FALSE(device.held);
+}
+
 }  // namespace
 }  // namespace nfp

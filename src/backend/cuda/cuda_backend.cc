@@ -12,6 +12,7 @@
 #include <chrono>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -109,12 +110,30 @@ class CudaTokenHistory final : public TokenHistory {
   Buffer counter;  // u32
 };
 
+// Blocks of some kernels wait for others of the same launch (gemm/kernel/parts.cuh, attention/decode_exchange.cuh),
+// which all find room where a device runs one step at a time. Of two steps at once either may have room that the
+// other's blocks wait for, and none would end. So the backends of the process that are on one device take turns.
+struct Turns {
+  std::mutex mutex;            // of whoever enqueues
+  const void* last = nullptr;  // the backend that had a turn last, and on its stream what it has enqueued
+  cudaEvent_t enqueued = nullptr;
+};
+Turns& turns_on(int device) {
+  static std::array<Turns, 32> turns;  // devices beyond share some, which costs time alone
+  return turns[static_cast<size_t>(device) % turns.size()];
+}
+
 class CudaBackend final : public Backend, public cuda::GemmChooser {
  public:
   static Result<std::unique_ptr<Backend>> create(const CudaOptions& options);
   ~CudaBackend() override {
     if (cuda::device_hangs()) return;
     cudaStreamSynchronize(stream_);
+    if (turns_ != nullptr) {
+      const std::lock_guard lock(turns_->mutex);
+      if (turns_->last == this) turns_->last = nullptr;
+    }
+    if (enqueued_ != nullptr) cudaEventDestroy(enqueued_);
     uploader_.reset();
     for (Buffer* buffer : {&gemm_workspace_, &dense_workspace_, &scratch_, &attention_workspace_, &peaks_,
                            &overflow_mark_, &synchronized_layer_, &rounded_})
@@ -129,6 +148,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   int32_t launch_context(const KvCache& cache, int32_t sequences, int32_t longest) const override;
   int32_t default_step_tokens() const override { return 8192; }  // an 8B model computes them in a fifth of a second
   std::shared_ptr<void> enter() override { return context_.enter(); }
+  std::shared_ptr<void> turn() override { return std::make_shared<Turn>(*this); }
   const cuda::DeviceShape& gemm_device() const override { return linear_->gemm().device(); }
   const cuda::TuningTable& gemm_choices() const override { return choices_; }
   void set_gemm_choices(const cuda::TuningTable& table) override {
@@ -224,6 +244,23 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
 
  private:
   explicit CudaBackend(const CudaOptions& options) : options_(options) {}
+  class Turn {
+   public:
+    explicit Turn(CudaBackend& own) : own_(own), turns_(*own.turns_), lock_(turns_.mutex) {
+      if (turns_.last != nullptr && turns_.last != &own)
+        own.keep(check(cudaStreamWaitEvent(own.stream_, turns_.enqueued, 0), "waiting for another engine's step"));
+      turns_.last = &own;
+      turns_.enqueued = own.enqueued_;
+    }
+    ~Turn() { own_.keep(check(cudaEventRecord(own_.enqueued_, own_.stream_), "recording an event")); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    CudaBackend& own_;
+    Turns& turns_;
+    const std::lock_guard<std::mutex> lock_;
+  };
   // The first failure of an operation, for whoever waits next.
   void keep(Status status) {
     if (!status.ok() && !failure_) failure_ = device_failure(std::move(status)).error();
@@ -256,7 +293,9 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   BackendInfo info_;
   cuda::Context context_;
   cudaStream_t stream_ = nullptr;
-  cuda::TuningTable choices_;  // outliving linear_
+  Turns* turns_ = nullptr;
+  cudaEvent_t enqueued_ = nullptr;  // Turns::enqueued
+  cuda::TuningTable choices_;       // outliving linear_
   std::optional<cuda::LinearRunner> linear_;
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<cuda::DeviceUploader> uploader_;  // while weights are loaded
@@ -316,6 +355,8 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const CudaOptions& options)
   NFP_ASSIGN_OR_RETURN(cuda::LinearRunner runner, cuda::LinearRunner::create(&choices));
   backend->linear_.emplace(std::move(runner));
   NFP_RETURN_IF_ERROR(check(cudaStreamCreateWithFlags(&backend->stream_, cudaStreamNonBlocking), "making a stream"));
+  NFP_RETURN_IF_ERROR(check(cudaEventCreateWithFlags(&backend->enqueued_, cudaEventDisableTiming), "making an event"));
+  backend->turns_ = &turns_on(device);
   if (const auto now = backend->memory()) backend->others_ = now->total - now->free;
   backend->context_ = cuda::Context::current();
   const int threads = options.threads > 0 ? options.threads : static_cast<int>(usable_cpus().size());

@@ -42,6 +42,24 @@ void pin_to(int cpu) {
   pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // a refusal costs speed, nothing else
 }
 
+// Binds the calling thread, if `cpu` is one, as long as this lives: threads that it makes later would be bound as it
+// is, and the CPUs that a program may use are those of its mask.
+class Bound {
+ public:
+  explicit Bound(int cpu) : bound_(cpu >= 0 && pthread_getaffinity_np(pthread_self(), sizeof(before_), &before_) == 0) {
+    if (bound_) pin_to(cpu);
+  }
+  ~Bound() {
+    if (bound_) pthread_setaffinity_np(pthread_self(), sizeof(before_), &before_);
+  }
+  Bound(const Bound&) = delete;
+  Bound& operator=(const Bound&) = delete;
+
+ private:
+  cpu_set_t before_ = {};
+  bool bound_;
+};
+
 }  // namespace
 
 Range partition(int64_t count, int part, int parts, int64_t align) {
@@ -82,10 +100,7 @@ void ThreadPool::end() {
 }
 
 void ThreadPool::run_erased(Function function, void* context) {
-  if (!cpus_.empty() && cpus_[0] >= 0) {
-    thread_local int bound = -1;
-    if (bound != cpus_[0]) pin_to(bound = cpus_[0]);
-  }
+  const Bound bound(cpus_.empty() ? -1 : cpus_[0]);
   if (threads_ == 1) {
     function(context, 0);
     return;

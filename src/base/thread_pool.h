@@ -25,7 +25,7 @@ Range partition(int64_t count, int part, int parts, int64_t align = 1);
 class ThreadPool {
  public:
   // `threads` >= 1 counts the caller of run(). Where `cpus` is given, thread i is bound to cpus[i] (the caller, thread
-  // 0, when it calls run()); to none where that is negative. Throws where the system allows no more threads.
+  // 0, while it is in run()); to none where that is negative. Throws where the system allows no more threads.
   explicit ThreadPool(int threads, std::vector<int> cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

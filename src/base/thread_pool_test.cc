@@ -1,6 +1,8 @@
 #include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sched.h>
 
 #include <vector>
 
@@ -49,6 +51,28 @@ TEST(ThreadPool, BarrierSeparatesPhases) {
     }
   });
   EXPECT_TRUE(good);
+}
+
+TEST(ThreadPool, TheCallerIsBoundOnlyWhileItComputes) {
+  const auto mask = [] {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    EXPECT_EQ(pthread_getaffinity_np(pthread_self(), sizeof(set), &set), 0);
+    return set;
+  };
+  const cpu_set_t before = mask();
+  int cpu = 0;
+  while (CPU_ISSET(cpu, &before) == 0) ++cpu;
+  for (const int threads : {1, 2}) {
+    ThreadPool pool(threads, std::vector<int>(static_cast<size_t>(threads), cpu));
+    pool.run([&](int) {
+      const cpu_set_t here = mask();
+      EXPECT_EQ(CPU_COUNT(&here), 1);
+      EXPECT_TRUE(CPU_ISSET(cpu, &here));
+    });
+    const cpu_set_t after = mask();
+    EXPECT_TRUE(CPU_EQUAL(&before, &after)) << threads;
+  }
 }
 
 }  // namespace

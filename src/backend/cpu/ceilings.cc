@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "backend/cpu/huge_pages.h"
@@ -120,13 +119,10 @@ Result<std::vector<ThreadRate>> measure_thread_rates(std::span<const int> counts
   NFP_ASSIGN_OR_RETURN(Mapping memory, Mapping::create(kBytes));
   std::vector<ThreadRate> rates;
   for (const int count : counts) {
-    // Threads of its own, so that binding the first one leaves the caller free.
-    std::thread([&] {
-      ThreadPool pool(count, thread_cpus(places, count));
-      if (rates.empty()) touch(pool, memory);
-      rates.push_back({count, bandwidth_of(pool, kSeconds, memory, kernels) * 1e-9,
-                       rate_of(pool, kSeconds, kernels.fma_loop) * 1e-9});
-    }).join();
+    ThreadPool pool(count, thread_cpus(places, count));
+    if (rates.empty()) touch(pool, memory);
+    rates.push_back({count, bandwidth_of(pool, kSeconds, memory, kernels) * 1e-9,
+                     rate_of(pool, kSeconds, kernels.fma_loop) * 1e-9});
   }
   return rates;
 }

@@ -207,8 +207,7 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuOptions& options) {
   // With several memory nodes a thread must stay where its share of the weights is.
   const bool pin = options.pin || nodes > 1;
   // Where every CPU has a thread, any other that runs for a moment can leave two of them on one CPU for longer than it
-  // ran, and a step lasts twice as long. Bound to theirs they stay apart. Not the caller: the threads that it makes
-  // later would be bound as it is.
+  // ran, and a step lasts twice as long. Bound to theirs they stay apart. Not the caller, for whom one CPU is left.
   const bool full = threads > 1 && static_cast<size_t>(threads) == places.size();
   std::vector<int> cpus = pin || full ? thread_cpus(places, threads) : std::vector<int>();
   if (!pin && full) cpus[0] = -1;

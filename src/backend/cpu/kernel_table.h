@@ -216,7 +216,7 @@ struct KernelTable {
   float (*to_pairs)(const float* x, int64_t k, uint32_t* pairs);
   // The same for FP16 steps, to [split_words(k)]. Null where they are computed in FP32.
   float (*to_split)(const float* x, int64_t k, uint32_t* split);
-  // out[i] = x[i] / scale rounded to E4M3, as FP32; returns scale = max |x| / 448.
+  // out[i] = x[i] / scale rounded to E4M3, as FP32; returns scale = max |x| / 448, at least 2^-126 unless it is 0.
   float (*quantize_e4m3)(const float* x, int64_t k, float* out);
   // out = residual + x; out may be either.
   void (*residual_add)(const float* x, const float* residual, int64_t n, float* out);

@@ -372,6 +372,21 @@ TEST(Linear, WhatIsNotFiniteStaysSo) {
   }
 }
 
+TEST(Linear, ATinyRowHasE4m3CodesToo) {
+  for (const KernelTable* table : runnable_tables()) {
+    for (const float largest : {1e-35f, 3e-36f, 1e-36f, 1e-38f, 1e-44f}) {  // 448 / largest may be no number
+      const std::vector<float> x = {largest, 0.0f, -largest / 2, largest / 3, -0.0f};
+      std::vector<float> codes(x.size());
+      const float scale = table->quantize_e4m3(x.data(), static_cast<int64_t>(x.size()), codes.data());
+      for (size_t i = 0; i < x.size(); ++i) {
+        const double bound = std::max(std::fabs(double{x[i]}) * 0x1p-4, double{scale} * 0x1p-10);
+        EXPECT_NEAR(double{codes[i]} * double{scale}, x[i], bound * 1.001) << table->name << " " << largest;
+        EXPECT_EQ(e4m3_to_fp32(fp32_to_e4m3(codes[i])), codes[i]) << table->name << " " << largest;
+      }
+    }
+  }
+}
+
 TEST(Linear, EpiloguesAndMixedStorages) {
   Random random(5);
   const int64_t k = 70;

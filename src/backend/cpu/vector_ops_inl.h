@@ -225,13 +225,15 @@ float to_pairs(const float* x, int64_t k, uint32_t* pairs) {
 
 float quantize_e4m3(const float* x, int64_t k, float* out) {
   const float largest = largest_magnitude(x, k);
-  const Vec inverse = splat(largest > 0.0f ? 448.0f / largest : 0.0f);
+  // A row may be so small that 448 / largest is no number.
+  const bool tiny = largest > 0.0f && largest < 448.0f * 0x1p-126f;
+  const Vec inverse = splat(tiny ? 0x1p126f : largest > 0.0f ? 448.0f / largest : 0.0f);
   for (int64_t i = 0; i < k; i += 16) {
     const Vec v = mul(load_tail(x + i, k - i), inverse);
     const Vec magnitude = min(splat(448.0f), and_bits(v, 0x7fffffffu));  // NaN stays NaN
     store_tail(out + i, or_bits(round_e4m3(magnitude), and_bits(v, 0x80000000u)), k - i);
   }
-  return largest / 448.0f;
+  return tiny ? 0x1p-126f : largest / 448.0f;
 }
 
 // ---- logits --------------------------------------------------------------------------------------------------------

@@ -274,7 +274,7 @@ void SamplingFlags::add_to(CLI::App& app, const SamplingParams& fallback) {
       ->capture_default_str();
   app.add_option("--frequency-penalty", params.frequency_penalty, "the same, for each time they were; 0 = off")
       ->capture_default_str();
-  app.add_option("--seed", seed, "makes sampling repeatable; without it each run differs");
+  seed_ = app.add_option("--seed", seed, "makes sampling repeatable; without it each run differs");
   app.add_option("--stop", params.stop, "end before this text appears (may be given several times)")
       ->allow_extra_args(false);
   app.add_option("--stop-token-ids", params.stop_token_ids, "end at these token ids");
@@ -344,7 +344,7 @@ Result<SamplingParams> SamplingFlags::value(const SamplingDefaults& model) const
     if (repetition_penalty_->count() == 0) result.repetition_penalty = theirs.repetition_penalty;
   }
   if (max_tokens > 0) result.max_tokens = max_tokens;
-  if (!seed.empty()) {
+  if (seed_->count() > 0) {
     uint64_t number = 0;
     const auto [end, code] = std::from_chars(seed.data(), seed.data() + seed.size(), number);
     if (code != std::errc() || end != seed.data() + seed.size()) {

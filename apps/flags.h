@@ -91,7 +91,7 @@ void add_generation_config_flag(CLI::App& app, std::string& where);
 struct SamplingFlags {
   SamplingParams params;
   int32_t max_tokens = 0;  // 0 = until the context is full
-  std::string seed;        // empty = random
+  std::string seed;        // not given = random
   std::string generation_config = "auto";
 
   // `fallback`: for models that say nothing of how they are to be sampled.
@@ -109,6 +109,7 @@ struct SamplingFlags {
   CLI::Option* top_p_ = nullptr;
   CLI::Option* min_p_ = nullptr;
   CLI::Option* repetition_penalty_ = nullptr;
+  CLI::Option* seed_ = nullptr;
 };
 
 // An error of the engine's about a request, whose fields it names ("top_p is 7; ..."), with the flags that set them.

@@ -10,6 +10,7 @@ namespace {
 
 // Validators of CLI11: an empty text is agreement. What is no number at all is left to the conversion, which says so.
 std::string check_finite(const std::string& text) {
+  if (text.empty()) return "'' must be a number";  // the conversion makes 0 of it
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
   if (end == text.c_str() || *end != '\0' || std::isfinite(value)) return "";
@@ -17,6 +18,7 @@ std::string check_finite(const std::string& text) {
 }
 
 std::string check_whole(const std::string& text, bool is_signed) {
+  if (text.empty()) return "'' must be a whole number";
   // The conversion reads "010" as 8, as C does.
   const size_t first = text.find_first_of("0123456789");
   if (first != std::string::npos && text[first] == '0' && text.find_first_of("0123456789", first + 1) == first + 1) {

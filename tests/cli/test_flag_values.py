@@ -28,8 +28,9 @@ def number_flags(words):
 
 
 class FlagValues(unittest.TestCase):
-    def refuse(self, words, flag, value):
-        done = subprocess.run([PROGRAM, *with_verb(words), f"{flag}={value}"], capture_output=True, text=True, timeout=60,
+    def refuse(self, words, flag, value, apart=False):
+        given = [flag, value] if apart else [f"{flag}={value}"]
+        done = subprocess.run([PROGRAM, *with_verb(words), *given], capture_output=True, text=True, timeout=60,
                               stdin=subprocess.DEVNULL)
         said = f"{words} {flag}={value!r}: exit code {done.returncode}, {done.stderr[:300]}"
         self.assertEqual(done.returncode, 2, said)
@@ -46,6 +47,8 @@ class FlagValues(unittest.TestCase):
                     if value == "7x" and "SIZE" in more:
                         continue  # a unit, though not one that there is
                     self.refuse(words, flag, value)
+                self.refuse(words, flag, "", apart=True)  # a variable that is not set
+        self.assertIn("--seed", failure("generate", "/nowhere", "-p", "a", "--seed", "", code=2, timeout=30))
         self.assertGreater(flags, 120)
 
     def test_sizes(self):

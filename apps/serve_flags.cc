@@ -66,7 +66,7 @@ void ServeFlags::add_listening(CLI::App& app) {
   app.add_option("--served-model-name", names, "names that clients may use; default: MODEL");
   app.add_option("--api-key", service.api.api_keys,
                  "clients must send one of these (also NESTEDFP_API_KEY, with commas)");
-  app.add_option("--api-key-file", api_key_file, "a file with one key a line");
+  api_key_file_given = app.add_option("--api-key-file", api_key_file, "a file with one key a line");
   app.add_option("--root-path", service.api.root_path, "path under which a proxy shows the server");
   app.add_option("--allowed-origins", service.api.allowed_origins, "web pages that may call the API; '*' = all");
   app.add_option("--allowed-hosts", service.api.allowed_hosts,
@@ -214,6 +214,9 @@ void ServeFlags::add_serving(CLI::App& app) {
 }
 
 Status ServeFlags::resolve() {
+  if (api_key_file_given->count() > 0 && api_key_file.empty()) {  // without keys everybody could ask
+    return error(ErrorCode::kUsage, "--api-key-file: the name is empty; leave the flag out where no key is asked for");
+  }
   NFP_RETURN_IF_ERROR(add_api_keys(api_key_file, &service.api.api_keys));
   service.log_requests = !quiet;
   service.api.page = !no_page;

@@ -37,6 +37,7 @@ struct ServeFlags {
   const CLI::Option* slo_ttft_given = nullptr;
   const CLI::Option* slo_itl_given = nullptr;
   const CLI::Option* request_memory_given = nullptr;
+  const CLI::Option* api_key_file_given = nullptr;
   const CLI::Option* policy_given = nullptr;
   std::vector<const CLI::Option*> only_slo;  // reads them
   std::string default_request_precision = "auto";

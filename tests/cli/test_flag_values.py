@@ -78,6 +78,8 @@ class FlagValues(unittest.TestCase):
     def test_texts(self):
         self.assertIn("--served-model-name", failure("serve", F16_MODEL, "--served-model-name", b"\xff", code=2, timeout=30))
         self.refuse(["serve"], "--max-connections", "0")  # nobody could connect
+        # Everybody could ask.
+        self.assertIn("--api-key-file", failure("serve", F16_MODEL, "--api-key-file", "", code=2, timeout=30))
         for value in ["0", "1000kb"]:
             self.assertIn("--max-request-memory", failure("serve", F16_MODEL, "--max-request-memory", value, code=2, timeout=30))
         for value in ["slef", "/"]:

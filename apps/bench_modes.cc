@@ -9,6 +9,7 @@
 #include "engine/step_log.h"
 #include "eval/step_breakdown.h"
 #include "eval/switching.h"
+#include "report_file.h"
 
 namespace nfp {
 namespace {
@@ -197,6 +198,9 @@ void ThroughputMode::add_to(CLI::App& bench) {
 
 Status ThroughputMode::run(const BenchFlags& common) const {
   constexpr int32_t kTraceContext = 4096;  // as serve has it
+  NFP_RETURN_IF_ERROR(
+      check_no_overlap({{"--step-log", step_log}},
+                       {{"MODEL", common.model.model}, {"--trace", trace}, {"--calibrate", common.model.calibrate}}));
   ThroughputOptions options;
   options.repeats = common.repeats;
   NFP_ASSIGN_OR_RETURN(options.precisions, common.precision_list());

@@ -55,8 +55,9 @@ Status run(EvaluateFlags flags) {
   wanted.context_flag = flags.model.ctx_flag(flags.options.ctx);
   if (flags.model.ctx > 0) flags.options.ctx = flags.model.ctx;
   wanted.context = flags.options.ctx;
-  NFP_RETURN_IF_ERROR(check_no_overlap({{"--html", flags.html}, {"--json-file", flags.json_file}},
-                                       {{"--file", flags.options.file}, {"MODEL", flags.model.model}}));
+  NFP_RETURN_IF_ERROR(check_no_overlap(
+      {{"--html", flags.html}, {"--json-file", flags.json_file}},
+      {{"--file", flags.options.file}, {"MODEL", flags.model.model}, {"--calibrate", flags.model.calibrate}}));
   NFP_ASSIGN_OR_RETURN(flags.options.text, read_plain_text("--file", flags.options.file));
   NFP_ASSIGN_OR_RETURN(const auto known, outline(flags.model.model, wanted));
   if (flags.shares_given && flags.model.calibrate == "none") {

@@ -51,8 +51,9 @@ void print_json(const PerplexityFlags& flags, const PerplexityResult& r) {
 
 Status run(const PerplexityFlags& flags) {
   const StopRemovesTemporaries stop;
-  NFP_RETURN_IF_ERROR(check_no_overlap({{"--save-base", flags.options.save_base}},
-                                       {{"--file", flags.file}, {"MODEL", flags.model.model}}));
+  NFP_RETURN_IF_ERROR(
+      check_no_overlap({{"--save-base", flags.options.save_base}},
+                       {{"--file", flags.file}, {"MODEL", flags.model.model}, {"--calibrate", flags.model.calibrate}}));
   NFP_RETURN_IF_ERROR(check_report(flags.options.save_base));
   NFP_ASSIGN_OR_RETURN(const std::string text, read_plain_text("--file", flags.file));
   const int32_t ctx = flags.model.ctx > 0 ? flags.model.ctx : flags.options.ctx;

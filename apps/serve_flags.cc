@@ -12,6 +12,7 @@
 #include "base/process_memory.h"
 #include "eval/start_steps.h"
 #include "policy/slo_policy.h"
+#include "report_file.h"
 #include "text/utf8.h"
 
 namespace nfp {
@@ -218,6 +219,12 @@ Status ServeFlags::resolve() {
     return error(ErrorCode::kUsage, "--api-key-file: the name is empty; leave the flag out where no key is asked for");
   }
   NFP_RETURN_IF_ERROR(add_api_keys(api_key_file, &service.api.api_keys));
+  NFP_RETURN_IF_ERROR(check_no_overlap({{"--step-log", service.step_log}}, {{"MODEL", model},
+                                                                            {"--step-times", step_times},
+                                                                            {"--api-key-file", api_key_file},
+                                                                            {"--chat-template", chat_template},
+                                                                            {"--gemm-choices", device.gemm_choices},
+                                                                            {"--calibrate", calibration.calibrate}}));
   service.log_requests = !quiet;
   service.api.page = !no_page;
   service.drain_timeout = std::chrono::seconds(drain_timeout_s);

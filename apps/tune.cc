@@ -17,6 +17,7 @@
 #include "base/atomic_file.h"
 #include "base/log.h"
 #include "model/config.h"
+#include "report_file.h"
 #include "tune/tune_steps.h"
 #include "verbs.h"
 #ifdef NFP_HAVE_CUDA
@@ -194,6 +195,8 @@ Status measure(const TuneFlags&, const Plan&) {
 Status run(const TuneFlags& flags) {
   NFP_ASSIGN_OR_RETURN(const Plan plan, make_plan(flags));
   if (flags.print) return print_choices(flags, plan);
+  NFP_RETURN_IF_ERROR(
+      check_no_overlap({{"--out", flags.out}, {"--log-tried", flags.log_tried}}, {{"MODEL", flags.model}}));
   std::error_code unknown;  // a path that nothing can be found out about cannot be written to either, which says why
   if (!flags.force && std::filesystem::exists(flags.out, unknown))
     return error(ErrorCode::kUsage, "{} exists; choose another --out, or replace it with --force", flags.out);

@@ -540,6 +540,19 @@ class Perplexity(Scratch):
             self.assertEqual(file.read(), before)
         said = failure("evaluate", F16_MODEL, "--file", text, "--html", report, "--json-file", report, code=2)
         self.assertIn(f"--json-file: {report} is what --html writes, too", said)
+        said = failure("perplexity", F16_MODEL, "--file", __file__, "--calibrate", text, "--save-base", text, code=2)
+        self.assertIn("is what --calibrate reads", said)
+        for words, flag in [(["bench", F16_MODEL, "throughput"], "--trace"), (["serve", F16_MODEL], "--step-times"),
+                            (["serve", F16_MODEL], "--chat-template")]:
+            said = failure(*words, flag, text, "--step-log", link, code=2, timeout=60)
+            self.assertIn(f"--step-log: {link} is what {flag} reads", said)
+        self.assertIn("is what MODEL reads", failure("serve", text, "--step-log", text, code=2, timeout=60))
+        with open(text) as file:
+            self.assertEqual(file.read(), before)
+        words = ["tune", F16_MODEL, "--out", report]
+        self.assertIn("is what --out writes, too", failure(*words, "--log-tried", report, code=2))
+        config = shutil.copy(os.path.join(F16_MODEL, "config.json"), self.path("config.json"))
+        self.assertIn("is what MODEL reads", failure("tune", config, "--out", report, "--log-tried", config, code=2))
         run("perplexity", F16_MODEL, "--file", text, "--ctx", "64", "--chunks", "1", "--save-base", "/dev/null")
 
     def test_chunking_changes_nothing(self):

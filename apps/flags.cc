@@ -282,6 +282,9 @@ void SamplingFlags::add_to(CLI::App& app, const SamplingParams& fallback) {
 }
 
 Status SamplingFlags::check() const {
+  if (!std::all_of(params.stop.begin(), params.stop.end(), [](const std::string& s) { return text::is_utf8(s); })) {
+    return error(ErrorCode::kUsage, "--stop is not UTF-8: no answer could hold it");
+  }
   NFP_ASSIGN_OR_RETURN(const SamplingParams made, value({}));
   constexpr int32_t kAnyToken = 0, kMost = INT32_MAX;  // the model's vocabulary and context bound more
   if (const auto bad = validate({&kAnyToken, 1}, made, {kMost, kMost})) {

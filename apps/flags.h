@@ -118,8 +118,7 @@ Error naming_flags(Error of_request);
 // The text of the file that `flag` names. Errors name the flag.
 Result<std::string> read_flag_file(std::string_view flag, const std::string& path);
 
-// The same of a text that figures are measured on. Error: it is not UTF-8, so that what is scored would be replacement
-// characters.
+// The same of a text that a model reads. Error: it is not UTF-8, so that what is read would be replacement characters.
 Result<std::string> read_plain_text(std::string_view flag, const std::string& path);
 
 // "1.23 GiB"

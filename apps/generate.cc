@@ -15,6 +15,7 @@
 #include "interrupt.h"
 #include "json_output.h"
 #include "runtime/generation.h"
+#include "text/utf8.h"
 #include "verbs.h"
 
 namespace nfp {
@@ -33,12 +34,17 @@ struct GenerateFlags {
 };
 
 Result<std::string> read_prompt(const GenerateFlags& flags) {
-  if (flags.prompt_option->count() > 0) return flags.prompt;
-  if (flags.file_option->count() > 0) return read_flag_file("--file", flags.file);
+  if (flags.prompt_option->count() > 0) {
+    if (!text::is_utf8(flags.prompt)) return error(ErrorCode::kUsage, "--prompt is not UTF-8");
+    return flags.prompt;
+  }
+  if (flags.file_option->count() > 0) return read_plain_text("--file", flags.file);
   if (::isatty(STDIN_FILENO) != 0) {
     return error(ErrorCode::kUsage, "no prompt; give one with -p TEXT, -f FILE or on standard input");
   }
-  return read_text(STDIN_FILENO, "standard input");
+  NFP_ASSIGN_OR_RETURN(std::string prompt, read_text(STDIN_FILENO, "standard input"));
+  if (!text::is_utf8(prompt)) return error(ErrorCode::kInvalidInput, "standard input: is not UTF-8");
+  return prompt;
 }
 
 // no-color.org's word.

@@ -201,6 +201,17 @@ class Generate(Scratch):
         for flag, said in (("-p", "prompt is empty"), ("-f", "no such file")):  # given, and so no reason to read the pipe
             self.assertIn(said, failure("generate", F16_MODEL, flag, "", "-n", "5", stdin="the quick brown"))
 
+    def test_text_that_is_not_utf8(self):
+        """Else the model would read replacement characters."""
+        with open(self.path("latin1"), "wb") as file:
+            file.write(b"gr\xfc\xdfe")
+        self.assertIn("--prompt is not UTF-8", failure("generate", "/nowhere", "-p", b"gr\xfc\xdfe", code=2))
+        self.assertIn(": is not UTF-8; name a file of plain text", failure("generate", "/nowhere", "-f", self.path("latin1")))
+        with open(self.path("latin1"), "rb") as piped:
+            done = subprocess.run([PROGRAM, "generate", "/nowhere"], stdin=piped, capture_output=True, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (1, b"nestedfp: error: standard input: is not UTF-8\n"))
+        self.assertIn("--stop is not UTF-8", failure("generate", "/nowhere", "-p", "a", "--stop", b"\xff", code=2))
+
     def test_a_prompt_without_end(self):
         with open("/dev/zero", "rb") as zero:
             done = subprocess.run([PROGRAM, "generate", F16_MODEL], stdin=zero, capture_output=True, text=True, timeout=60)

@@ -9,6 +9,7 @@
 #include "engine/step_log.h"
 #include "eval/step_breakdown.h"
 #include "eval/switching.h"
+#include "json_output.h"
 #include "report_file.h"
 
 namespace nfp {
@@ -166,7 +167,7 @@ Status LatencyMode::run(const BenchFlags& common) const {
   out["rows"] = to_list(rows);
   if (breakdown) out["breakdown"] = breakdowns;
   if (switching) out["switching"] = to_list(switches);
-  fmt::print("{}\n", out.dump(1));
+  print_indented(out, 1);
   return ok_status();
 }
 
@@ -240,7 +241,7 @@ Status ThroughputMode::run(const BenchFlags& common) const {
     out["trace"] = trace;
   }
   out["rows"] = to_list(rows);
-  fmt::print("{}\n", out.dump(1));
+  print_indented(out, 1);
   return ok_status();
 }
 

@@ -15,6 +15,7 @@
 #include "replay/step_source.h"
 #include "replay/trace.h"
 #include "report_file.h"
+#include "text/utf8.h"
 #include "verbs.h"
 
 namespace nfp {
@@ -210,6 +211,7 @@ Status run(ReplayFlags flags) {
   if (flags.http.url.empty() && flags.table.empty()) {
     return error(ErrorCode::kUsage, "say what to play the trace against: --simulate TABLE or --url URL");
   }
+  if (!text::is_utf8(flags.http.model)) return error(ErrorCode::kUsage, "--model is not UTF-8: no server has it");
   NFP_ASSIGN_OR_RETURN(const GoodputLimits limits, parse_goodput(flags.goodput));
   NFP_ASSIGN_OR_RETURN(const KlCurve kl, parse_kl(flags.kl));
   NFP_ASSIGN_OR_RETURN(Outputs files, open_outputs(flags));

@@ -125,7 +125,7 @@ std::string line_of(const std::string& model, const TriedKernels& tried) {
                                        {"k", tried.k},
                                        {"layers", tried.layers},
                                        {"step_us", us}};
-  return line.dump() + "\n";
+  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 Result<cuda::Tuned> tune_shapes(const TuneFlags& flags, const Plan& plan, const Progress& progress) {

@@ -760,6 +760,21 @@ class Bench(Scratch):
             self.assertGreater(row["tokens_per_s"], 0)
             self.assertLessEqual({"q/k/v", "o", "gate/up", "down", "lm_head", "embed"}, set(row["stage_us"]))
 
+    def test_names_that_are_not_utf8(self):
+        """What was measured is printed all the same."""
+        folder = os.path.join(self.dir.encode(), b"b\xffd")
+        os.makedirs(folder)
+        trace = os.path.join(folder, b"trace.csv")
+        with open(trace, "w") as file:
+            file.write("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,12,3\n")
+        model = shutil.copytree(F16_MODEL.encode(), os.path.join(folder, b"model"))
+        short = ["--repeats", "1", "--precisions", "fp16", "--json"]
+        latency, _ = run("bench", model, "latency", "--batch", "1", "--input", "4", "--output", "2", *short)
+        self.assertEqual(len(json.loads(latency)["rows"]), 1)
+        throughput, _ = run("bench", F16_MODEL, "throughput", "--requests", "1", "--trace", trace, "--ctx", "64", *short)
+        self.assertTrue(json.loads(throughput)["trace"].endswith("b\ufffdd/trace.csv"))
+        self.assertIn("--model is not UTF-8", failure("replay", trace, "--url", "http://127.0.0.1:1", "--model", b"\xff", code=2))
+
     def test_prompts_that_take_more_steps_than_a_sequence_is_to_decode(self):
         """A sequence goes on until all of them decode."""
         long = ["bench", F16_MODEL, "--batch", "4", "--prompt", "4", "--generate", "2", "--repeats", "1", "--step-tokens", "16",

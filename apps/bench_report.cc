@@ -10,12 +10,12 @@ namespace nfp {
 namespace {
 
 // The rate that bounds a row's arithmetic: FP8 steps run on BF16 dot products, FP16 multiply-adds or tiles where the
-// kernels in use have them.
+// kernels in use have them, FP16 steps on tiles, three products each (PairArithmetic::kBf16Tiles).
 double arithmetic_ceiling(const cpu::MachineCeilings& ceilings, const LoadedModel& loaded, Precision precision) {
   const std::string_view kernels = loaded.backend->info().kernels;
+  if (kernels == "amx") return is_exact(precision) ? ceilings.tile_gflops / 3 : ceilings.tile_gflops;
   if (is_exact(precision)) return ceilings.fma_gflops;
   if (kernels == "avx512bf16") return ceilings.bf16_gflops;
-  if (kernels == "amx") return ceilings.tile_gflops;
   return kernels == "avx512fp16" ? ceilings.fp16_gflops : ceilings.fma_gflops;
 }
 

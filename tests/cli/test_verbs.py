@@ -760,6 +760,18 @@ class Bench(Scratch):
             self.assertGreater(row["tokens_per_s"], 0)
             self.assertLessEqual({"q/k/v", "o", "gate/up", "down", "lm_head", "embed"}, set(row["stage_us"]))
 
+    def test_shares_are_of_what_a_precision_computes_on(self):
+        out, _ = run("bench", F16_MODEL, "--batch", "1", "--prompt", "16", "--context", "2", "--generate", "2", "--repeats", "1",
+                     "--precisions", "fp16,fp8", "--machine", "--json")
+        report = json.loads(out)
+        fp32, tiles = report["machine"]["fma_gflop_per_s"], report["machine"]["tile_gflop_per_s"]
+        for row in report["rows"]:
+            limit = row["gflop_per_s"] / row["share_of_arithmetic"]
+            if ", amx, " in report["device"]:  # of FP16 three products each
+                self.assertAlmostEqual(limit / tiles, 1 / 3 if row["precision"] == "fp16" else 1)
+            elif row["precision"] == "fp16":
+                self.assertAlmostEqual(limit / fp32, 1)
+
     def test_names_that_are_not_utf8(self):
         """What was measured is printed all the same."""
         folder = os.path.join(self.dir.encode(), b"b\xffd")

@@ -18,7 +18,8 @@ Status check_no_overlap(const std::vector<FlagPath>& outputs, const std::vector<
           return error(ErrorCode::kUsage, "{}: {} is what {} reads, and would be lost; name another file", output.flag,
                        output.path, input.flag);
       }
-      place = fs::weakly_canonical(output.path, unknown);
+      // Absolute first: of a relative path without any part that is there yet nothing would be made canonical.
+      place = fs::weakly_canonical(fs::absolute(output.path, unknown), unknown);
       for (size_t i = 0; i < places.size(); ++i) {
         if (!place.empty() && places[i] == place)
           return error(ErrorCode::kUsage, "{}: {} is what {} writes, too; name another file", output.flag, output.path,

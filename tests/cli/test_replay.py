@@ -139,6 +139,13 @@ class Replay(Scratch):
         failure("replay", self.trace, "--simulate", self.write("no.json", "{}"), "--json", self.path("left.json"))
         self.assertEqual([name for name in os.listdir(self.dir) if name.startswith("left")], [])
 
+    def test_two_reports_are_two_files_however_they_are_named(self):
+        simulated = ("replay", self.trace, "--simulate", self.table, "--policies", "fp16")
+        for other in ("report", os.path.join(".", "report"), self.path("report")):
+            said = failure(*simulated, "--json", "report", "--html", other, code=2, cwd=self.dir)
+            self.assertIn(f"--html: {other} is what --json writes, too", said)
+        self.assertFalse(os.path.exists(self.path("report")))
+
     def test_reports(self):
         run("replay", self.trace, "--simulate", self.table, "--policies", "fp16", "slo", "--csv", self.path("r.csv"), "--html", self.path("r.html"))
         with open(self.path("r.csv"), encoding="utf-8", newline="") as file:

@@ -1,6 +1,7 @@
 // nestedfp replay: a request trace against a simulated machine or a running server.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 
@@ -69,6 +70,8 @@ class Simulation {
   Simulation(const ReplayFlags& flags, const Trace& trace, StepModel model)
       : flags_(flags), trace_(trace), model_(model), reference_(std::move(model)) {
     options_ = flags.simulation;
+    // As the engine has it; what requests take alone is to be of the same steps.
+    options_.max_step_tokens = std::max(options_.max_step_tokens, options_.max_sequences);
     model_.scale(options_.slowdown);
     for (const StepLevel& level : model_.levels()) {
       if (!is_exact(level.precision)) options_.fp8 = level.precision;

@@ -146,6 +146,12 @@ class Replay(Scratch):
             self.assertIn(f"--html: {other} is what --json writes, too", said)
         self.assertFalse(os.path.exists(self.path("report")))
 
+    def test_a_request_alone_has_the_steps_of_the_machine(self):
+        # An engine's steps have room for a token of each of its sequences, whatever --max-num-batched-tokens is.
+        few, many = (self.report(self.trace, "--policies", "fp16", "--max-num-seqs", "64", "--max-num-batched-tokens", tokens)["rows"]
+                     for tokens in ("8", "64"))
+        self.assertEqual(few, many)
+
     def test_reports(self):
         run("replay", self.trace, "--simulate", self.table, "--policies", "fp16", "slo", "--csv", self.path("r.csv"), "--html", self.path("r.html"))
         with open(self.path("r.csv"), encoding="utf-8", newline="") as file:

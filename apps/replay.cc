@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -67,12 +68,14 @@ Result<Outputs> open_outputs(const ReplayFlags& flags) {
 
 class Simulation {
  public:
-  Simulation(const ReplayFlags& flags, const Trace& trace, StepModel model)
-      : flags_(flags), trace_(trace), model_(model), reference_(std::move(model)) {
+  // `of_slo`: with the levels that slo may choose from, where they are not the model's.
+  Simulation(const ReplayFlags& flags, const Trace& trace, StepModel model, std::optional<StepModel> of_slo)
+      : flags_(flags), trace_(trace), model_(model), reference_(std::move(model)), of_slo_(std::move(of_slo)) {
     options_ = flags.simulation;
     // As the engine has it; what requests take alone is to be of the same steps.
     options_.max_step_tokens = std::max(options_.max_step_tokens, options_.max_sequences);
     model_.scale(options_.slowdown);
+    if (of_slo_) of_slo_->scale(options_.slowdown);
     for (const StepLevel& level : model_.levels()) {
       if (!is_exact(level.precision)) options_.fp8 = level.precision;
     }
@@ -84,7 +87,7 @@ class Simulation {
       slo.levels = *levels;
       slo.missed = *parse_slo_missed(flags_.slo_missed);
       slo.exact_decode = flags_.exact_decode;
-      return make_slo_policy(model_, slo);
+      return make_slo_policy(of_slo_ && *levels == SloOptions::Levels::kAll ? *of_slo_ : model_, slo);
     }
     auto made = parse_policy(policy == "fp8" ? name_of(options_.fp8) : std::string_view(policy), options_.fp8);
     if (made.ok()) return made;
@@ -141,6 +144,7 @@ class Simulation {
   const ReplayFlags& flags_;
   const Trace& trace_;
   StepModel model_, reference_;  // of the machine, and of what requests take alone
+  std::optional<StepModel> of_slo_;
   SimulationOptions options_;
 };
 
@@ -235,12 +239,16 @@ Status run(ReplayFlags flags) {
   log::say("{} on {}: {} steps, fitted within {:.1f} % (mean; 95 % of them within {:.1f} %)\n", table.model,
            table.device, table.steps.size(), 100 * fit.mean, 100 * fit.p95);
   model.scale(flags.table_scale);
+  std::optional<StepModel> of_slo;
   if (!flags.fp8_levels.empty()) {
     std::vector<double> shares = flags.fp8_levels;
     std::erase(shares, 0.0);
+    of_slo = model.at_shares(shares);
+    // Other policies compute all weights in FP8 where they choose it, as in serve.
+    if (std::find(shares.begin(), shares.end(), 1.0) == shares.end()) shares.push_back(1);
     model = model.at_shares(shares);
   }
-  const Simulation simulation(flags, trace, std::move(model));
+  const Simulation simulation(flags, trace, std::move(model), std::move(of_slo));
   for (const std::string& policy : flags.policies) {
     if (const auto made = simulation.make_policy(policy); !made.ok()) return made.error();
   }

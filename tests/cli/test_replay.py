@@ -152,6 +152,14 @@ class Replay(Scratch):
                      for tokens in ("8", "64"))
         self.assertEqual(few, many)
 
+    def test_levels_are_of_slo_alone(self):
+        rows = {row["policy"]: row for row in self.report(self.trace, "--policies", "fp8", "slo", "slo-fp8", "--fp8-levels", "0.5", "--speed", "3")["rows"]}
+        self.assertEqual((rows["fp8"]["fp8_weight_share"], rows["slo-fp8"]["fp8_weight_share"]), (1, 1))
+        self.assertLess(rows["slo"]["fp8_weight_share"], 0.5)
+        self.assertGreater(rows["slo"]["fp8_weight_share"], 0)
+        rows = {row["policy"]: row for row in self.report(self.trace, "--fp8-levels", "0", "--speed", "3")["rows"]}
+        self.assertEqual((rows["slo"]["fp8_weight_share"], rows["slo-fp8"]["fp8_weight_share"]), (0, 1))
+
     def test_reports(self):
         run("replay", self.trace, "--simulate", self.table, "--policies", "fp16", "slo", "--csv", self.path("r.csv"), "--html", self.path("r.html"))
         with open(self.path("r.csv"), encoding="utf-8", newline="") as file:

@@ -927,6 +927,12 @@ class Bench(Scratch):
             self.assertGreater(step["ms"], 0)
             self.assertEqual(step["decode_context"] > 12, step["decode_sequences"] > 0)
 
+    def test_a_step_that_is_asked_for_twice_comes_once(self):
+        out, _ = run("bench", F16_MODEL, "steps", "--prefill", "8", "8", "--sequences", "2", "2", "--contexts", "12", "12", "--mixed", "4",
+                     "--decode-steps", "2", "--repeats", "1", "--precisions", "fp16")
+        steps = json.loads(out)["steps"]
+        self.assertEqual([(step["prefill_tokens"], step["decode_sequences"]) for step in steps], [(8, 0), (0, 2), (4, 2)])
+
     def test_flags_of_no_mode(self):
         self.assertIn("--prompt", failure("bench", F16_MODEL, "--prompt", "8", "latency", code=2))
         self.assertIn("--input and --output: a context of", failure("bench", F16_MODEL, "latency", "--input", "100000", code=2))

@@ -26,6 +26,9 @@ int32_t score_count(const ScheduledSequence& item) {
 // The place in the answer of what is sampled behind the item.
 int32_t place_of(const ScheduledSequence& item) { return item.first + item.count - item.sequence->prompt_size(); }
 
+// Logits divided by less may leave FP32's range, and what was seen before is as good as certain already.
+constexpr float kLeastRepetitionPenalty = 1e-30f;
+
 SamplingRow sampling_row(const ScheduledSequence& item) {
   const Sequence& sequence = *item.sequence;
   const SamplingParams& p = sequence.request.sampling;
@@ -37,7 +40,7 @@ SamplingRow sampling_row(const ScheduledSequence& item) {
   row.top_k = p.top_k;
   row.top_p = p.top_p;
   row.min_p = p.min_p;
-  row.repetition_penalty = p.repetition_penalty;
+  row.repetition_penalty = std::max(p.repetition_penalty, kLeastRepetitionPenalty);
   row.presence_penalty = p.presence_penalty;
   row.frequency_penalty = p.frequency_penalty;
   row.history_slot = has_penalties(p) ? sequence.history_slot : -1;

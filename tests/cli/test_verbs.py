@@ -105,6 +105,10 @@ class Generate(Scratch):
             if "llama-headdim" not in model:  # BF16 values that FP16 cannot hold: there nested is closer to the source
                 self.assertEqual(nested["text"], plain["text"], model)
 
+    def test_the_smallest_repetition_penalty(self):
+        least, small = (self.answer(F16_MODEL, "--repetition-penalty", penalty) for penalty in ("1e-44", "1e-20"))
+        self.assertEqual(least["tokens"], small["tokens"])
+
     def test_switching_marks_and_counts(self):
         answer = self.answer(F16_MODEL, "--switch-every", "3")
         kinds = [token["precision"] for token in answer["tokens"]]

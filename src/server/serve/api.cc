@@ -127,8 +127,7 @@ std::string_view Api::inner_path(std::string_view path) const {
   const auto known = [](std::string_view asked) {
     return std::any_of(std::begin(kRoutes), std::end(kRoutes), [&](const Route& one) { return one.matches(asked); });
   };
-  const bool of_name = path.starts_with("/v1/models/") && known(path);
-  if (path.starts_with("/v1/") && path.ends_with('/') && !of_name && known(path.substr(0, path.size() - 1)))
+  if (path.starts_with("/v1/") && path.ends_with('/') && !known(path) && known(path.substr(0, path.size() - 1)))
     path.remove_suffix(1);
   return path;
 }

@@ -7,6 +7,7 @@
 
 #include "backend/cuda/attention/attention.h"
 #include "backend/cuda/gemm/plan/pack.h"
+#include "base/cpu_topology.h"
 #include "base/float_types.h"
 #include "base/thread_pool.h"
 #include "capi/status.h"
@@ -19,9 +20,7 @@ namespace {
 
 thread_local std::string last_error;
 
-int thread_count(int32_t threads) {
-  return threads > 0 ? threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
+int thread_count(int32_t threads) { return threads > 0 ? threads : std::max(1, usable_cpu_count()); }
 
 WeightType type_of(nfp_type type) { return type == NFP_BF16 ? WeightType::kBF16 : WeightType::kF16; }
 

@@ -359,7 +359,7 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const CudaOptions& options)
   backend->turns_ = &turns_on(device);
   if (const auto now = backend->memory()) backend->others_ = now->total - now->free;
   backend->context_ = cuda::Context::current();
-  const int threads = options.threads > 0 ? options.threads : static_cast<int>(usable_cpus().size());
+  const int threads = options.threads > 0 ? options.threads : std::max(1, usable_cpu_count());
   backend->threads_ = std::make_unique<ThreadPool>(std::max(1, threads));
   NFP_ASSIGN_OR_RETURN(backend->gemm_workspace_, backend->allocate(cuda::Workspace::kBytes));
   NFP_ASSIGN_OR_RETURN(backend->dense_workspace_, backend->allocate(cuda::DenseGemm::kWorkspaceBytes));

@@ -127,6 +127,12 @@ struct MultiplyF16 {
                                        kTokens < 256 && Ring::kStages > 4 &&
                                        kTokens / 2 + 2 * 16 + 16 + 45 <= consumer_registers(kTile);
 
+  // After how many of a stage's four products the next stage's bytes are loaded. A warp stands still until the tensor
+  // cores take its last product, so what it loads after all four comes late. But loads before that need the next stage
+  // before this one is multiplied, which most tiles pay more for (docs/kernel-experiments.md).
+  static constexpr bool kLoadsEarly = Ring::kLowers && (kConsumers == 1 || (kConsumers == 2 && kTokens == 144));
+  static constexpr int kLoadAfter = kLoadsEarly ? 2 : 4;
+
   // One row block: a whole stage's weights are rebuilt while the stage before is multiplied; two fragments take turns.
   static __device__ __forceinline__ void whole_stages(float (&acc)[kRowBlocks][kTokens / 2], Pipe& pipe, int iterations,
                                                       int warpgroup, uint32_t one) {
@@ -134,33 +140,45 @@ struct MultiplyF16 {
     const uint32_t weights = pipe.ring + weights_offset(warpgroup);
     const uint32_t tokens = ptx::descriptor_low(pipe.ring + kWeightBytes);
     Fragment even, odd;
+    RawWeights raw;
 #pragma unroll
     for (int j = 0; j < kWidth / 2; ++j) acc[0][j] = 0.0f;
-    const auto issue = [&](const Fragment& a, int stage) {
-      ptx::wgmma_fence();
-      issue_f16(acc[0], a, tokens + stage * (kStageBytes / 16));
-      ptx::wgmma_commit();
+    const auto arrived = [&](const Pipe& at) {
+      ptx::mbarrier_wait(at.full_bar(), at.parity);
+      return weights + at.stage * kStageBytes;
     };
-    ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
-    rebuild_all(load_weights(weights + pipe.stage * kStageBytes), one, even);
+    // Multiplies a stage, and loads the bytes of another, `next`.
+    const auto issue = [&](const Fragment& a, int stage, const Pipe& next) {
+      uint32_t from = 0;
+      if constexpr (kLoadsEarly) from = arrived(next);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        if (step == kLoadAfter) raw = load_weights(from);
+        multiply(acc[0], a[step], tokens + stage * (kStageBytes / 16) + step * 2, 1);
+      }
+      ptx::wgmma_commit();
+      if constexpr (!kLoadsEarly) raw = load_weights(arrived(next));
+    };
+    raw = load_weights(arrived(pipe));
+    rebuild_all(raw, one, even);
     int previous = 0;
     for (int i = 0; i < iterations / 2; ++i) {
       const int first = pipe.stage;
-      issue(even, first);
       pipe.advance();
-      ptx::mbarrier_wait(pipe.full_bar(), pipe.parity);
-      RawWeights raw = load_weights(weights + pipe.stage * kStageBytes);
+      issue(even, first, pipe);
       ptx::wgmma_wait<1>();  // the stage before is done, and `odd` is free
       if (i > 0) Ring::release(pipe, previous, thread);
       rebuild_all(raw, one, odd);
-      issue(odd, pipe.stage);
       previous = pipe.stage;
       // Where there is no next stage, this one is loaded again for nothing: a branch would serialise the products.
       Pipe next = pipe;
       next.advance();
       const bool more = 2 * i + 2 < iterations;
-      ptx::mbarrier_wait(more ? next.full_bar() : pipe.full_bar(), more ? next.parity : pipe.parity);
-      raw = load_weights(weights + (more ? next.stage : pipe.stage) * kStageBytes);
+      Pipe loaded = pipe;
+      loaded.stage = more ? next.stage : pipe.stage;
+      loaded.parity = more ? next.parity : pipe.parity;
+      issue(odd, previous, loaded);
       pipe = next;
       ptx::wgmma_wait<1>();
       Ring::release(pipe, first, thread);
@@ -170,7 +188,9 @@ struct MultiplyF16 {
     ptx::pin_registers(reinterpret_cast<Sums&>(acc[0]));
     if (iterations > 1) Ring::release(pipe, previous, thread);
     if (iterations % 2 != 0) {
-      issue(even, pipe.stage);
+      ptx::wgmma_fence();
+      issue_f16(acc[0], even, tokens + pipe.stage * (kStageBytes / 16));
+      ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::pin_registers(reinterpret_cast<Sums&>(acc[0]));
       Ring::release(pipe, pipe.stage, thread);

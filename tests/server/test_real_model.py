@@ -86,7 +86,7 @@ def test_structured_output(client):
 def test_grammars_and_seeds_under_preemption(launch_real, step_times):
     """Where the cache is too small for all and the precision changes at every step, each answer is still the one that its seed
     gives alone."""
-    server = launch_real("--step-times", step_times, "--max-model-len", 300, "--kv-cache-memory", "10MB", "--precision-policy", "alternate:1",
+    server = launch_real("--step-times", step_times, "--max-model-len", 300, "--kv-cache-memory", "8MB", "--precision-policy", "alternate:1",
                          "--grammar-compile-timeout", 200)
     schema = {"type": "object", "properties": {"name": {"type": "string", "minLength": 30, "maxLength": 90}, "old": {"type": "boolean"}},
               "required": ["name", "old"], "additionalProperties": False}
@@ -100,7 +100,10 @@ def test_grammars_and_seeds_under_preemption(launch_real, step_times):
             **kinds[i % len(kinds)], **more}).json()["choices"][0]
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(answer, range(8)))
+        for _ in range(5):  # a quick machine may be done with some before others come
+            together = list(pool.map(answer, range(8)))
+            if server.metric("vllm:num_preemptions_total") > 0:
+                break
     assert server.metric("vllm:num_preemptions_total") > 0
     for i, choice in enumerate(together):
         assert choice == answer(i, cache_salt=str(i)), kinds[i % len(kinds)]  # nothing of it is cached

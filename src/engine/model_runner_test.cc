@@ -180,6 +180,29 @@ TEST(ModelRunner, SpeculativeTokensHaveAMost) {
   }
 }
 
+EngineConfig small_config() {
+  EngineConfig config;
+  config.max_context = 64;
+  config.kv_blocks = 8;
+  config.limits.max_sequences = 4;
+  config.limits.max_step_tokens = 32;
+  return config;
+}
+
+// A prompt of three tokens in the first block, all of which is a step of its own.
+struct OnePrompt {
+  OnePrompt() {
+    sequence.request.prompt = sequence.tokens = {1, 2, 3};
+    sequence.blocks = {0};
+    plan.items.push_back({.sequence = &sequence, .count = 3, .samples = true});
+    plan.tokens = 3;
+  }
+  OnePrompt(const OnePrompt&) = delete;
+  OnePrompt& operator=(const OnePrompt&) = delete;
+  Sequence sequence;
+  StepPlan plan;
+};
+
 class NoMemory final : public TokenConstraint {
  public:
   bool fill(std::span<uint32_t>) override { throw std::bad_alloc(); }
@@ -189,19 +212,10 @@ class NoMemory final : public TokenConstraint {
 TEST(ModelRunner, AnExceptionWhileAStepIsPreparedIsTheStepsError) {
   BothMemories device(uint64_t{8} << 30);
   NoWeights model(device);
-  EngineConfig config;
-  config.max_context = 64;
-  config.kv_blocks = 8;
-  config.limits.max_sequences = 4;
-  config.limits.max_step_tokens = 32;
-  const auto runner = ModelRunner::create(model, config);
+  const auto runner = ModelRunner::create(model, small_config());
   ASSERT_TRUE(runner.ok()) << runner.error().message;
-  Sequence sequence;
-  sequence.request.prompt = sequence.tokens = {1, 2, 3};
-  sequence.blocks = {0};
-  StepPlan plan;
-  plan.items.push_back({.sequence = &sequence, .count = 3, .samples = true});
-  plan.tokens = 3;
+  OnePrompt prompt;
+  auto& [sequence, plan] = prompt;
 
   sequence.request.constraint = std::make_unique<NoMemory>();
   const int waits = device.waits();
@@ -258,12 +272,7 @@ class NoMemoryInCapture final : public NoWeights {
 TEST(ModelRunner, AnExceptionInACaptureEndsTheStepAndNotTheDevice) {
   Recorder device(uint64_t{8} << 30);
   NoMemoryInCapture model(device);
-  EngineConfig config;
-  config.max_context = 64;
-  config.kv_blocks = 8;
-  config.limits.max_sequences = 4;
-  config.limits.max_step_tokens = 32;
-  const auto runner = ModelRunner::create(model, config);
+  const auto runner = ModelRunner::create(model, small_config());
   ASSERT_TRUE(runner.ok()) << runner.error().message;
   Sequence sequence;
   sequence.request.prompt = sequence.tokens = {1, 2, 3};
@@ -306,19 +315,10 @@ class InTurns final : public BothMemories {
 TEST(ModelRunner, AStepIsEnqueuedInTheBackendsTurn) {
   InTurns device(uint64_t{8} << 30);
   NoWeights model(device);
-  EngineConfig config;
-  config.max_context = 64;
-  config.kv_blocks = 8;
-  config.limits.max_sequences = 4;
-  config.limits.max_step_tokens = 32;
-  const auto runner = ModelRunner::create(model, config);
+  const auto runner = ModelRunner::create(model, small_config());
   ASSERT_TRUE(runner.ok()) << runner.error().message;
-  Sequence sequence;
-  sequence.request.prompt = sequence.tokens = {1, 2, 3};
-  sequence.blocks = {0};
-  StepPlan plan;
-  plan.items.push_back({.sequence = &sequence, .count = 3, .samples = true});
-  plan.tokens = 3;
+  OnePrompt prompt;
+  auto& [sequence, plan] = prompt;
   ASSERT_TRUE((*runner)->submit(plan, Precision::kFp16).ok());
   EXPECT_EQ(device.steps, 1);
   EXPECT_TRUE(device.in_turn);

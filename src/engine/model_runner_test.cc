@@ -9,6 +9,16 @@
 namespace nfp {
 namespace {
 
+class NoKeys final : public KvCache {
+ public:
+  explicit NoKeys(const KvCacheSpec& spec) : spec_(spec) {}
+  const KvCacheSpec& spec() const override { return spec_; }
+  size_t bytes() const override { return 0; }
+
+ private:
+  KvCacheSpec spec_;
+};
+
 // A device with memory of its own, which computes nothing.
 class MemoryOnly : public Backend {
  public:
@@ -52,7 +62,7 @@ class MemoryOnly : public Backend {
   }
   Result<std::unique_ptr<KvCache>> make_kv_cache(const KvCacheSpec& spec) override {
     taken_ += kv_bytes_per_block(spec) * static_cast<uint64_t>(spec.blocks);
-    return std::unique_ptr<KvCache>();
+    return std::unique_ptr<KvCache>(std::make_unique<NoKeys>(spec));
   }
   size_t kv_bytes_per_block(const KvCacheSpec&) const override { return 4096; }
   Result<std::unique_ptr<TokenHistory>> make_token_history(int32_t, int32_t) override {

@@ -72,8 +72,6 @@ class Simulation {
   Simulation(const ReplayFlags& flags, const Trace& trace, StepModel model, std::optional<StepModel> of_slo)
       : flags_(flags), trace_(trace), model_(model), reference_(std::move(model)), of_slo_(std::move(of_slo)) {
     options_ = flags.simulation;
-    // As the engine has it; what requests take alone is to be of the same steps.
-    options_.max_step_tokens = std::max(options_.max_step_tokens, options_.max_sequences);
     model_.scale(options_.slowdown);
     if (of_slo_) of_slo_->scale(options_.slowdown);
     for (const StepLevel& level : model_.levels()) {
@@ -105,7 +103,7 @@ class Simulation {
   }
   ReplaySummary summary(const ReplayOutcome& outcome, const std::string& policy, const GoodputLimits& limits,
                         const KlCurve& kl) const {
-    return summarize(outcome, policy, &reference_, options_.max_step_tokens, limits, kl);
+    return summarize(outcome, policy, &reference_, options_.step_tokens(), limits, kl);
   }
 
   // The highest rate with that share of requests within 5 times of a request alone, to 1 %; 0: none holds, down to one

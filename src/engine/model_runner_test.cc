@@ -199,13 +199,13 @@ EngineConfig small_config() {
   return config;
 }
 
-// A prompt of three tokens in the first block, all of which is a step of its own.
+// A prompt of three tokens in the first block, of which those from `first` on are a step of their own.
 struct OnePrompt {
-  OnePrompt() {
+  explicit OnePrompt(int32_t first = 0) {
     sequence.request.prompt = sequence.tokens = {1, 2, 3};
     sequence.blocks = {0};
-    plan.items.push_back({.sequence = &sequence, .count = 3, .samples = true});
-    plan.tokens = 3;
+    plan.tokens = 3 - first;
+    plan.items.push_back({.sequence = &sequence, .first = first, .count = plan.tokens, .samples = true});
   }
   OnePrompt(const OnePrompt&) = delete;
   OnePrompt& operator=(const OnePrompt&) = delete;
@@ -284,14 +284,9 @@ TEST(ModelRunner, AnExceptionInACaptureEndsTheStepAndNotTheDevice) {
   NoMemoryInCapture model(device);
   const auto runner = ModelRunner::create(model, small_config());
   ASSERT_TRUE(runner.ok()) << runner.error().message;
-  Sequence sequence;
-  sequence.request.prompt = sequence.tokens = {1, 2, 3};
-  sequence.blocks = {0};
-  StepPlan plan;
-  plan.items.push_back({.sequence = &sequence, .first = 2, .count = 1, .samples = true});
-  plan.tokens = 1;
+  const OnePrompt prompt(2);
   const auto run = [&]() -> Status {
-    NFP_ASSIGN_OR_RETURN(const StepTicket ticket, (*runner)->submit(plan, Precision::kFp16));
+    NFP_ASSIGN_OR_RETURN(const StepTicket ticket, (*runner)->submit(prompt.plan, Precision::kFp16));
     const auto output = (*runner)->collect(ticket);
     return output.ok() ? ok_status() : Status(output.error());
   };

@@ -144,7 +144,7 @@ class Fleet {
 EngineConfig Fleet::config() const {
   EngineConfig engine;
   engine.limits.max_sequences = options_.max_sequences;
-  engine.limits.max_step_tokens = std::max(options_.max_step_tokens, options_.max_sequences);
+  engine.limits.max_step_tokens = options_.step_tokens();
   engine.limits.max_queue = std::numeric_limits<int32_t>::max();
   engine.block_size = 16;
   engine.kv_blocks = static_cast<int32_t>(std::min<int64_t>(options_.kv_tokens / engine.block_size, 1 << 26));

@@ -2,6 +2,7 @@
 // and a clock that moves by predicted step times. What is simulated is only how long a step takes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -72,6 +73,9 @@ struct SimulationOptions {
   // work.
   double uneven = 0;
   uint64_t seed = 1;
+
+  // Of a step, at most, as the engine has it: each running sequence has a token in one.
+  int32_t step_tokens() const { return std::max(max_step_tokens, max_sequences); }
 };
 
 using PolicyFactory = std::function<Result<std::unique_ptr<PrecisionPolicy>>()>;

@@ -199,8 +199,7 @@ void Embedding::respond() {
   http::Response response;
   response.headers = headers_;
   response.body = std::move(out);
-  lease_.resize(std::min<uint64_t>(lease_.bytes(), response.body.size()));
-  exchange_->hold(std::move(lease_));
+  hold_lease(response.body.size());
   exchange_->respond(std::move(response));
   log_end("ok");
 }

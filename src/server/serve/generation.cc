@@ -516,8 +516,7 @@ void Generation::choice_done() {
 void Generation::finish_stream() {
   scratch_.clear();
   writer_->end(scratch_, choices_);
-  lease_.resize(std::min<uint64_t>(lease_.bytes(), scratch_.size()));
-  exchange_->hold(std::move(lease_));
+  hold_lease(scratch_.size());
   exchange_->write(scratch_);
   exchange_->finish();
 }
@@ -550,8 +549,7 @@ void Generation::respond_whole() {
   http::Response response;
   response.headers = headers_;
   response.body = writer_->whole(shown, choices_);
-  lease_.resize(std::min<uint64_t>(lease_.bytes(), response.body.size()));
-  exchange_->hold(std::move(lease_));
+  hold_lease(response.body.size());
   exchange_->respond(std::move(response));
 }
 

@@ -74,6 +74,11 @@ void LiveRequest::watch_client() {
   });
 }
 
+void LiveRequest::hold_lease(size_t bytes) {
+  lease_.resize(std::min<uint64_t>(lease_.bytes(), bytes));
+  exchange_->hold(std::move(lease_));
+}
+
 ApiError failure_of(const RequestOutput& output) {
   if (output.finish == FinishReason::kCancelled) {
     return ApiError{503, "the request was cancelled because the server is shutting down", "", ""};

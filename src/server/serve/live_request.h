@@ -52,6 +52,9 @@ class LiveRequest : public std::enable_shared_from_this<LiveRequest> {
   void go_on(MaybeError failure, bool on_worker);
   // From here on, on the exchange's thread: whatever the engine does for a client ends when it leaves.
   void watch_client();
+  // Before the end of the answer, of which so many bytes are left: the request's lease shrinks to them, and is held
+  // until they are sent.
+  void hold_lease(size_t bytes);
 
   ServerState* state_;
   std::shared_ptr<http::Exchange> exchange_;

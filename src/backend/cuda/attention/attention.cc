@@ -249,6 +249,13 @@ Result<DecodeKernels> decode_kernels(const AttentionCall& c) {
   return k;
 }
 
+// The most neighbouring heads, up to a cache block's 32 KB of FP16 (128 columns), that all bundles can have.
+int bundle_of(int kv_heads) {
+  int bundle = std::min(kv_heads, 8);
+  while (kv_heads % bundle != 0) --bundle;
+  return bundle;
+}
+
 struct DecodeLaunch {
   bool warps;   // have spans of their own
   int cluster;  // blocks; 0 = none
@@ -365,6 +372,7 @@ Status run_decode(const AttentionCall& c, CUstream_st* stream) {
   void* arguments[] = {&p};
   const DecodeLaunch launch = decode_launch(c, k);
   p.cluster = launch.cluster;
+  p.bundle = bundle_of(c.kv_heads);
   return launch_kernel(launch.warps ? k.warps : k.blocks, launch.grid, launch.cluster, c.dependent_launch, arguments,
                        stream);
 }

@@ -532,6 +532,7 @@ INSTANTIATE_TEST_SUITE_P(
         Shape{16, 1, 128}, Shape{2, 1, 256, 32, 50.0f, 300}, Shape{16, 1, 64, 16, 0.0f, 100}, Shape{12, 1, 256},
         Shape{9, 3, 64, 16, 20.0f}, Shape{8, 2, 80}, Shape{4, 2, 96, 32, 0.0f, 17}, Shape{2, 2, 16}, Shape{3, 1, 176},
         Shape{8, 2, 128, 64, 30.0f, 1}, Shape{32, 8, 128, 16, 0.0f, 1024}, Shape{8, 2, 128, 16, 0.0f, 0, true},
+        Shape{20, 10, 64}, Shape{12, 12, 64, 16, 0.0f, 0, true}, Shape{16, 16, 128, 32},
         Shape{4, 4, 64, 32, 20.0f, 0, true}, Shape{16, 1, 128, 64, 0.0f, 200, true},
         Shape{14, 2, 80, 16, 0.0f, 0, true}, Shape{12, 1, 64, 16, 0.0f, 0, true}, Shape{8, 1, 256, 16, 0.0f, 0, true},
         Shape{2, 1, 256, 32, 50.0f, 300, true}, Shape{12, 1, 256, 64, 0.0f, 0, true},

@@ -58,6 +58,7 @@ struct DecodeParams {
   float* exchange;     // otherwise: such slots, zero between calls (decode_exchange.cuh)
   bool deterministic;
   int cluster;  // blocks that share each row; 0 = balanced spans
+  int bundle;   // of spans of warps: KV heads of a sequence whose rows are cut alike: decode_walk.cuh
 };
 
 // The decode kernels of these head dimensions can rotate (decode_rotate.cuh); those of 256 have no registers left.

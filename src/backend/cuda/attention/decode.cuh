@@ -233,7 +233,7 @@ struct DecodeState {
 
 // One warp's copies into its ring. Their walk runs kStages tiles ahead of the sums'; what it needs of the block table
 // is read one tile before that. The warp takes every kStep-th tile of a piece, from `first`.
-template <int kDim, KvType kKv, int kStages, int kStep>
+template <int kDim, KvType kKv, int kStages, int kStep, bool kBundles>
 struct DecodeLoader {
   static constexpr int kStageBytes = 2 * kDecodeTile * KvTile<kDim, kKv>::kRowBytes;
   DecodeWalk walk;
@@ -308,7 +308,7 @@ struct DecodeLoader {
   __device__ __forceinline__ void settle(const DecodeParams& p) {
     bool moved = false;
     while (!walk.done && tile >= walk.end) {
-      walk.next(p);
+      walk.next<kBundles>(p);
       tile = walk.begin + first;
       moved = true;
     }
@@ -420,15 +420,15 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kKv>::
   if (!p.a.early_cache_reads) ptx::dependency_wait();
   int span = 0, busy = 0, cluster_blocks = 0;
   DecodeWalk walk = p.cluster > 0 ? share_row(p, static_cast<int>(ptx::cluster_rank()), cluster_blocks)
-                                  : start_walk(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
-                                               p.deterministic ? 1 : kLeastDecodeSpan, span, busy);
+                                  : start_walk<false>(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
+                                                      p.deterministic ? 1 : kLeastDecodeSpan, span, busy);
   // A block without work leaves at once, unless its cluster adds up something: there is one with work, which waits for
   // the kernel before, and the next kernel finds the room. (A cluster's barriers wait for nobody who has left.)
   if (p.cluster > 0 ? cluster_blocks <= kFewDecodeBlocks && walk.begin == walk.end
                     : static_cast<int>(blockIdx.x) >= busy)
     return;
   clear_unwritten<kDim, Layout::kWarpBytes>(p, ring);
-  DecodeLoader<kDim, kKv, Layout::kStages, kDecodeWarps> loader(p, walk, warp, ring);
+  DecodeLoader<kDim, kKv, Layout::kStages, kDecodeWarps, false> loader(p, walk, warp, ring);
 
   DecodeState<kDim, kHalves, kKv> state;
   state.load_q(p, walk.token, walk.head);
@@ -447,7 +447,7 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kKv>::
       add_next<Layout::kStages>(p, walk, tile, ring, state, loader, stage);
 
     following = walk;
-    following.next(p);
+    following.next<false>(p);
     // On their way during the merge.
     const bool is_new = !following.done && (following.sequence != walk.sequence || following.head != walk.head);
     if (is_new) state.load_q(p, following.token, following.head);

@@ -174,20 +174,20 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kKv>::
   extern __shared__ __align__(128) uint8_t shared[];
   const int warp = threadIdx.x / 32;
   const uint32_t ring = ptx::shared_address(shared) + warp * Layout::kWarpBytes;
-  // Neighbouring spans lie in different blocks: what ends late is spread over the SMs.
-  const int unit = warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+  // A bundle's warps are neighbours, as those of a block keep step with each other.
+  const int unit = static_cast<int>(blockIdx.x) * kDecodeWarps + warp;
 
   ptx::launch_dependents();
   if (!p.a.early_cache_reads) ptx::dependency_wait();
   int span = 0, busy = 0;
-  DecodeWalk walk = start_walk(p, unit, static_cast<int>(gridDim.x) * kDecodeWarps, kLeastRowsSpan, span, busy);
+  DecodeWalk walk = start_walk<true>(p, unit, static_cast<int>(gridDim.x) * kDecodeWarps, kLeastRowsSpan, span, busy);
   if (unit >= busy) {
     if (p.a.early_cache_reads) ptx::dependency_wait();
     return;
   }
   const int query = kDim <= 128 ? p.a.query_start[walk.sequence] : 0;  // before anything waits
   clear_unwritten<kDim, Layout::kWarpBytes>(p, ring);
-  DecodeLoader<kDim, kKv, Layout::kStages, 1> loader(p, walk, 0, ring);
+  DecodeLoader<kDim, kKv, Layout::kStages, 1, true> loader(p, walk, 0, ring);
 
   DecodeState<kDim, kHalves, kKv> state;
   state.load_q(p, kDim <= 128 ? query : p.a.query_start[walk.sequence], walk.head);
@@ -207,12 +207,13 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kKv>::
 #pragma unroll 1
     for (int tile = walk.begin; tile < walk.end; ++tile) {
       if constexpr (Exchange::kLooksAhead) {
-        if (tile == walk.end - 1 && walk.begin == 0 && walk.end < walk.tiles) exchange(unit + 1).look_at(next_piece);
+        if (tile == walk.end - 1 && walk.begin == 0 && walk.end < walk.tiles)
+          exchange(unit + p.bundle).look_at(next_piece);
       }
       add_next<Layout::kStages>(p, walk, tile, ring, state, loader, stage);
     }
     following = walk;
-    following.next(p);
+    following.next<true>(p);
     if (!following.done) state.load_q(p, p.a.query_start[following.sequence], following.head);
     float total[kHalves][2];
 #pragma unroll
@@ -225,8 +226,8 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kKv>::
       exchange(unit).give(state, total);
       continue;
     }
-    const int last_unit = (walk.row_start + walk.tiles - 1) / span;
-    for (int other = unit + 1; other <= last_unit; ++other) {
+    const int last_unit = ((walk.row_start + walk.tiles - 1) / span + 1) * p.bundle - 1;
+    for (int other = unit + p.bundle; other <= last_unit; other += p.bundle) {
       if constexpr (Exchange::kLooksAhead) {
         exchange(other).add_to(state, total, next_piece);
         next_piece = {};

@@ -17,7 +17,7 @@ struct DecodeWalk {
   int tiles;                // of the row
   int begin, end;           // the piece, in tiles of the row
   int left;                 // work of the span behind the piece
-  int row_start;            // work before the row, in the whole batch
+  int row_start;            // work before the row, in the whole batch, a bundle's counted once
   bool done;
 
   static __device__ __forceinline__ int first_visible_tile(const DecodeParams& p, int context) {
@@ -46,6 +46,7 @@ struct DecodeWalk {
     end = min(tiles, begin + (p.deterministic ? chunk(tiles) : left));
     left -= p.deterministic ? 1 : end - begin;
   }
+  template <bool kBundles>
   __device__ __forceinline__ void next(const DecodeParams& p) {
     done = left <= 0;
     if (done) return;
@@ -53,8 +54,9 @@ struct DecodeWalk {
     if (begin == tiles) {
       begin = 0;
       row_start += row_work(p, tiles);
-      if (++head == p.a.kv_heads) {
-        head = 0;
+      head += kBundles ? p.bundle : 1;
+      if (head >= p.a.kv_heads) {
+        head -= p.a.kv_heads;
         do {  // one with work follows, as some is left
           ++sequence;
           enter(p);
@@ -66,24 +68,32 @@ struct DecodeWalk {
 };
 
 // The span of `unit` of `units` (blocks or warps), found by every warp for itself: sequences in lanes, lane i with the
-// i-th run of them. `span` is the work of each unit; the first `busy` have some, at least one is counted.
+// i-th run of them. `span` is the work of each unit; the first `busy` have some, at least one bundle is counted.
+//
+// A bundle is p.bundle neighbouring heads of a sequence. Their rows are cut at the same places, and as many
+// neighbouring units have the same piece of each: they read them at the same time, as a cache block has them side by
+// side, and memory opens fewer pages.
+template <bool kBundles>
 __device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int unit, int units, int least_span, int& span,
                                                  int& busy) {
+  const int bundle = kBundles ? p.bundle : 1;
   const int lane = threadIdx.x % 32;
+  const int bundles = p.a.kv_heads / bundle;  // of a sequence
   const int run = (p.a.sequences + 31) / 32;
   const int first = min(lane * run, p.a.sequences), last = min(first + run, p.a.sequences);
   int work = 0;
 #pragma unroll 4
   for (int s = first; s < last; ++s)
-    work += DecodeWalk::row_work(p, DecodeWalk::count_tiles(p, p.a.context[s])) * p.a.kv_heads;
+    work += DecodeWalk::row_work(p, DecodeWalk::count_tiles(p, p.a.context[s])) * bundles;
   int before = warp_scan(work, lane);
   const int total = __shfl_sync(0xffffffffu, before, 31);
   before -= work;
-  span = max(least_span, (total + units - 1) / units);
-  busy = max(1, (total + span - 1) / span);
+  const int spans = units / bundle;
+  span = max(least_span, (total + spans - 1) / spans);
+  busy = max(1, (total + span - 1) / span) * bundle;
 
   DecodeWalk walk{};
-  const int64_t wide_start = int64_t{span} * unit;
+  const int64_t wide_start = int64_t{span} * (unit / bundle);
   walk.done = wide_start >= total;
   if (walk.done) return walk;
   const int start = static_cast<int>(wide_start);
@@ -93,14 +103,14 @@ __device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int unit
   walk.sequence = __shfl_sync(0xffffffffu, first, holder);
   int offset = start - __shfl_sync(0xffffffffu, before, holder);
   walk.enter(p);
-  while (offset >= DecodeWalk::row_work(p, walk.tiles) * p.a.kv_heads) {
-    offset -= DecodeWalk::row_work(p, walk.tiles) * p.a.kv_heads;
+  while (offset >= DecodeWalk::row_work(p, walk.tiles) * bundles) {
+    offset -= DecodeWalk::row_work(p, walk.tiles) * bundles;
     ++walk.sequence;
     walk.enter(p);
   }
   const int row = DecodeWalk::row_work(p, walk.tiles);
-  walk.head = offset / row;
-  offset -= walk.head * row;
+  walk.head = offset / row * bundle + unit % bundle;
+  offset %= row;
   walk.row_start = start - offset;
   walk.begin = p.deterministic ? offset * DecodeWalk::chunk(walk.tiles) : offset;
   walk.take(p);

@@ -279,6 +279,7 @@ class LLM:
         if precision in ("fp8", "fp8-w8a8"):
             options.setdefault("fp8", precision)
         self._engine = Engine(model, {"policy": precision, **options})
+        self._context = int(self._engine.info()["max_model_len"])
         self._names = itertools.count()
         self._given_up: deque[str] = deque()  # requests that nobody waits for any more
         self._lock = threading.Lock()  # of what follows
@@ -338,12 +339,16 @@ class LLM:
             ids = _token_ids(prompt)
         outputs = [CompletionOutput(i, logprobs=None if sampling.logprobs is None else []) for i in range(sampling.n)]
         result = RequestOutput(str(next(self._names)), text, ids, outputs)
+        room = self._context - len(ids)
         for i, output in enumerate(outputs):
             one = sampling
             if i > 0:  # as vLLM has it: seeds that follow each other, the prompt's log-probabilities once
                 seed = None if sampling.seed is None else sampling.seed + i
                 one = replace(sampling, seed=seed, prompt_logprobs=None)
             fields = one._fields()
+            most, least = one.max_tokens, one.min_tokens
+            if isinstance(most, int) and isinstance(least, int) and least <= most and most > room > 0:
+                del fields["max_tokens"]  # as vLLM has it, such an answer ends where the context is full
             if sampling.bad_words:
                 self._forbid(fields, sampling.bad_words)
             name = result.request_id if i == 0 else f"{result.request_id}-{i}"

@@ -52,6 +52,20 @@ class TinyModel(unittest.TestCase):
         self.assertEqual(outputs[4].prompt_token_ids, [5, 6, 7])
         self.assertTrue(all(o.finished and o.outputs[0].finish_reason == "length" for o in outputs))
 
+    def test_an_answer_ends_where_the_context_is_full(self):
+        """A prompt that leaves less room than max_tokens is no error, of which the other prompts would have theirs."""
+        for least in (0, 120):
+            many = replace(GREEDY, max_tokens=120, min_tokens=least)
+            outputs = self.llm.generate([[5] * 100, [5, 6, 7]], many)
+            self.assertEqual([(len(o.outputs[0].token_ids), o.outputs[0].finish_reason) for o in outputs],
+                             [(28, "length"), (120, "length")])
+        self.assertEqual(outputs[0].outputs[0].token_ids,
+                         self.llm.generate([5] * 100, replace(GREEDY, max_tokens=28))[0].outputs[0].token_ids)
+        with self.assertRaisesRegex(NestedFPError, "the prompt has 128 tokens and the context holds 128"):
+            self.llm.generate([5] * 128, GREEDY)
+        with self.assertRaisesRegex(NestedFPError, "min_tokens is 130; it must be at most max_tokens"):
+            self.llm.generate([5] * 100, replace(GREEDY, max_tokens=120, min_tokens=130))
+
     def test_a_text_beside_token_ids(self):
         """As vLLM has it: the ids are computed, and the text comes back."""
         given = {"prompt": "ab ba", "prompt_token_ids": [5, 6, 7]}

@@ -10,6 +10,7 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "description": "We
           "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}}]
 PLAIN = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}<|im_start|>assistant\\n"
 NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + PLAIN
+SILENT = "{% for m in messages if m['role'] != 'system' %}" + PLAIN.split("%}", 1)[1]  # leaves the system's messages out
 
 
 def client_of(server):
@@ -33,7 +34,7 @@ def streamed(client, **request):
     return text, thoughts, [tuple(calls[i]) for i in sorted(calls)]
 
 
-@pytest.mark.parametrize("template", [PLAIN, NO_SYSTEM])
+@pytest.mark.parametrize("template", [PLAIN, NO_SYSTEM, SILENT])
 def test_tools_without_a_template_for_them(launch, tmp_path, template):
     (tmp_path / "t.jinja").write_text(template)
     server = launch("--chat-template", tmp_path / "t.jinja", "--tool-call-parser", "auto")
@@ -52,6 +53,10 @@ def test_tools_without_a_template_for_them(launch, tmp_path, template):
                  "<tool_response>\nSAY:sunny\n</tool_response>"):
         assert part in text, (part, text)
     assert ("<|im_start|>system" in text) == (template is PLAIN)
+    # Without a message of the user, too.
+    tokens = httpx.post(server.url + "/tokenize", json={"messages": messages[:1], "tools": TOOLS}).json()["tokens"]
+    text = httpx.post(server.url + "/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert "Be brief." in text and '"name":"weather"' in text, text
 
 
 @pytest.mark.parametrize("format,text,content,arguments", [

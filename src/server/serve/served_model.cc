@@ -144,8 +144,9 @@ Result<std::string> ServedModel::render_chat(const GenerationRequest& request, b
   input.limits.max_output_bytes = 64u << 20;
   input.limits.stop = std::move(stop);
   Result<std::string> rendered = chat.render(input);
-  if (describe && !rendered.ok() && rendered.error().code == ErrorCode::kInvalidInput) {
-    // A template that knows no system message says so by an error.
+  // A template that knows no system message says so by an error, or leaves it out.
+  const bool lost = rendered.ok() ? !shows_tools(*rendered) : rendered.error().code == ErrorCode::kInvalidInput;
+  if (describe && lost) {
     input.messages = describe_tools(undescribed, request.tools, /*has_system_role=*/false);
     rendered = chat.render(input);
   }

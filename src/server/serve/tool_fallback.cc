@@ -1,14 +1,18 @@
 #include "server/serve/tool_fallback.h"
 
+#include <algorithm>
 #include <string>
 
 namespace nfp::server {
 namespace {
 
+constexpr std::string_view kIntroduction =
+    "You can call functions. To call one, answer with its name and arguments as a JSON object between these marks:";
+
 std::string description(const Json& tools) {
-  std::string out =
-      "You can call functions. To call one, answer with its name and arguments as a JSON object between these marks:\n"
-      "<tool_call>\n{\"name\": \"the function's name\", \"arguments\": {\"an argument\": \"its "
+  std::string out(kIntroduction);
+  out +=
+      "\n<tool_call>\n{\"name\": \"the function's name\", \"arguments\": {\"an argument\": \"its "
       "value\"}}\n</tool_call>\n"
       "Call functions only where they help; otherwise answer in words. These are the functions, as JSON schemas:\n";
   for (const Json& tool : tools) out += dump(tool["function"]) + "\n";
@@ -62,13 +66,14 @@ Json describe_tools(const Json& messages, const Json& tools, bool has_system_rol
   } else if (has_system_role) {
     out.insert(out.begin(), Json({{"role", "system"}, {"content", described}}));
   } else {
-    for (Json& message : out) {
-      if (message["role"] != "user") continue;
-      add_text(message, system + described);
-      break;
-    }
+    const auto is_user = [](const Json& message) { return message["role"] == "user"; };
+    auto first = std::find_if(out.begin(), out.end(), is_user);
+    if (first == out.end()) first = out.insert(out.begin(), Json({{"role", "user"}, {"content", ""}}));
+    add_text(*first, system + described);
   }
   return out;
 }
+
+bool shows_tools(std::string_view prompt) { return prompt.find(kIntroduction) != std::string_view::npos; }
 
 }  // namespace nfp::server

@@ -31,6 +31,18 @@ TEST(ToolFallback, MessagesOfTheSystemStayInTheirOrder) {
   EXPECT_TRUE(content.ends_with("\nhi")) << content;
 }
 
+TEST(ToolFallback, WithoutAMessageOfTheUserThereIsOneForTheTools) {
+  const Json messages =
+      Json::parse(R"([{"role":"system","content":"Be brief."},{"role":"assistant","content":"Hi."}])");
+  const Json out = describe_tools(messages, tools(), /*has_system_role=*/false);
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_EQ(out[0]["role"], "user");
+  const auto content = out[0]["content"].get<std::string>();
+  EXPECT_TRUE(content.starts_with("Be brief.\n\nYou can call functions.")) << content;
+  EXPECT_TRUE(shows_tools("<|user|>" + content));
+  EXPECT_EQ(out[1], messages[1]);
+}
+
 // Copying what is there for each message would take minutes.
 TEST(ToolFallback, ManyMessagesAreJoinedInLinearTime) {
   constexpr size_t kMany = 100'000, kBytes = 200;

@@ -281,15 +281,15 @@ void Api::handle(http::Request request, std::shared_ptr<http::Exchange> exchange
   call.key = key_of(call.request);
   call.logged = route->logged;
   if (call.request.body.size() <= kInlineBody || !route->needs_model) return (this->*route->run)(call);
-  on_worker(call, [this, route](Call& there) { (this->*route->run)(there); });
+  on_worker(call, call.request.body.size(), [this, route](Call& there) { (this->*route->run)(there); });
 }
 
-void Api::on_worker(Call& call, std::function<void(Call&)> work) {
+void Api::on_worker(Call& call, size_t bytes, std::function<void(Call&)> work) {
   call.on_worker = true;
   call.exchange->on_abort([stop = call.stop]() mutable { stop.request_stop(); });
   if (!state()->workers->submit(
           [shared = call.shared_from_this(), work = std::move(work)](const std::stop_token&) { work(*shared); },
-          call.stop)) {
+          call.stop, /*heavy=*/bytes > kHeavyBody)) {
     call.on_worker = false;
     reply_error(call, ApiError{429, "too many large requests wait to be read; try again later", "", ""});
   }

@@ -75,7 +75,7 @@ class Api final : public http::Handler {
   void reply_counted(Call& call, std::string body) const;
   void reply_error(Call& call, const ApiError& error) const;
   // Goes on with `work` on a worker; 429 where too many wait.
-  void on_worker(Call& call, std::function<void(Call&)> work);
+  void on_worker(Call& call, size_t bytes, std::function<void(Call&)> work);
   // The body as a JSON object, or nothing after an error has been sent.
   std::optional<Json> json_body(Call& call) const;
   MaybeError check_model(const std::string& name) const;

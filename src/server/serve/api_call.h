@@ -14,6 +14,7 @@
 namespace nfp::server {
 
 inline constexpr size_t kInlineBody = 16u << 10;  // bytes of JSON; more is read on a worker
+inline constexpr size_t kHeavyBody = 1u << 20;    // more may take seconds to be tokenized
 
 struct Api::Call : std::enable_shared_from_this<Api::Call> {
   http::Request request;

@@ -98,7 +98,7 @@ void Api::responses(Call& call) {
     run(there, std::move(failure), std::move(request));
   };
   const bool heavy = previous && previous->conversation.size() > kInlineBody;
-  if (heavy && !call.on_worker) return on_worker(call, std::move(go_on));
+  if (heavy && !call.on_worker) return on_worker(call, previous->conversation.size(), std::move(go_on));
   go_on(call);
 }
 
@@ -140,7 +140,7 @@ void Api::stored_response(Call& call) {
     if (!body) return reply_error(there, bad_request("after", "'after' is the id of none of these items"));
     reply_counted(there, std::move(*body));
   };
-  if (found->conversation.size() > kInlineBody) return on_worker(call, std::move(list));
+  if (found->conversation.size() > kInlineBody) return on_worker(call, found->conversation.size(), std::move(list));
   list(call);
 }
 

@@ -35,14 +35,21 @@ void WorkPool::end() {
   for (auto& thread : threads_) thread.join();
 }
 
-bool WorkPool::submit(std::function<void(const std::stop_token&)> work, std::stop_source stop) {
+bool WorkPool::submit(std::function<void(const std::stop_token&)> work, std::stop_source stop, bool heavy) {
   {
     const std::lock_guard lock(mutex_);
-    if (queue_.size() >= max_queue_) return false;
-    queue_.push_back({std::move(work), std::move(stop)});
+    auto& queue = heavy ? heavy_ : queue_;
+    if (queue.size() >= max_queue_) return false;
+    queue.push_back({std::move(work), std::move(stop)});
   }
-  wake_.notify_one();
+  heavy ? wake_.notify_all() : wake_.notify_one();  // one thread alone might be the one that takes no heavy work
   return true;
+}
+
+std::deque<WorkPool::Item>* WorkPool::next(size_t thread) {
+  const bool any = thread > 0 || running_.size() == 1;
+  if (any && !heavy_.empty()) return &heavy_;
+  return queue_.empty() ? nullptr : &queue_;
 }
 
 void WorkPool::loop(size_t thread) {
@@ -52,7 +59,7 @@ void WorkPool::loop(size_t thread) {
     {
       std::unique_lock lock(mutex_);
       running_[thread] = std::stop_source(std::nostopstate);
-      const auto something = [this] { return stop_ || !queue_.empty(); };
+      const auto something = [this, thread] { return stop_ || next(thread) != nullptr; };
       // Large bodies leave holes that the allocator keeps; one and two seconds after the last of them, when also its
       // connection and its answer have gone, they go back to the system.
       while (trims > 0 && !wake_.wait_for(lock, std::chrono::seconds(1), something)) {
@@ -63,8 +70,9 @@ void WorkPool::loop(size_t thread) {
       }
       wake_.wait(lock, something);
       if (stop_) return;
-      item = std::move(queue_.front());
-      queue_.pop_front();
+      std::deque<Item>& queue = *next(thread);
+      item = std::move(queue.front());
+      queue.pop_front();
       running_[thread] = item.stop;
     }
     try {

@@ -105,6 +105,21 @@ def test_calls_that_were_cut_off_come_back(client, launch):
     assert again.headers["X-NestedFP-Ignored"] == "messages[1].tool_calls[0].function.arguments"
 
 
+def test_a_call_that_a_stop_string_cut_says_so(client):
+    """A response with it is complete, but the call is none to make; one that is whole is, whatever was cut behind it."""
+    def calls(stop):
+        request = {"model": "fake", "input": "SAY:" + CALL, "tools": [TOOL], "extra_body": {"stop": stop}}
+        whole = client.responses.create(**request)
+        events = list(client.responses.create(**request, stream=True))
+        done = [e.item for e in events if e.type == "response.output_item.done"]
+        assert whole.status == events[-1].response.status == "completed"
+        return [(items[-1].type, items[-1].status, items[-1].arguments) for items in (whole.output, events[-1].response.output, done)]
+    cut, = set(calls("Paris"))
+    assert cut[:2] == ("function_call", "incomplete") and cut[2].startswith('{"city') and not cut[2].endswith("}")
+    made, = set(calls("</tool_call>"))
+    assert made[:2] == ("function_call", "completed") and json.loads(made[2])["city"] == "Paris"
+
+
 def test_conversations_are_kept_and_bounded(client, fake, launch):
     def turns(c, text, previous=None, **more):
         return c.responses.create(model="fake", input=text, previous_response_id=previous, **more)

@@ -136,6 +136,11 @@ std::string_view ResponsesWriter::status_of(const Choice& choice) {
   return choice.finish == FinishReason::kLength ? "incomplete" : "completed";
 }
 
+std::string_view ResponsesWriter::status_of_last(const Choice& choice) const {
+  const bool cut = items_.back().kind == Kind::kCall && has_cut_call(choice);
+  return cut ? "incomplete" : status_of(choice);
+}
+
 std::string ResponsesWriter::response(std::string_view status, const std::span<const Choice>* choices,
                                       const ApiError* error) const {
   std::string out =
@@ -157,7 +162,8 @@ std::string ResponsesWriter::response(std::string_view status, const std::span<c
   out += ',' + request_->shown + ",\"output\":[";
   for (size_t i = 0; i < items_.size() && choices != nullptr; ++i) {
     if (i > 0) out += ',';
-    append_item(out, items_[i], i + 1 == items_.size() ? status : "completed", false);
+    const bool last = i + 1 == items_.size();
+    append_item(out, items_[i], last ? status_of_last(choices->front()) : "completed", false);
   }
   out += "],\"usage\":";
   if (choices == nullptr) return out + "null}";
@@ -213,7 +219,7 @@ void ResponsesWriter::events(std::string& out, Choice& choice, std::span<const T
   }
   if (!final) return;
   if (items_.empty()) open(out, Kind::kMessage, nullptr);  // an answer of nothing is a message of nothing
-  close(out, status_of(choice));
+  close(out, status_of_last(choice));
 }
 
 void ResponsesWriter::end(std::string& out, std::span<const Choice> choices) {

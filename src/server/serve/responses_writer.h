@@ -46,6 +46,8 @@ class ResponsesWriter final : public AnswerWriter {
   std::string response(std::string_view status, const std::span<const Choice>* choices, const ApiError* error) const;
   // "completed" or "incomplete".
   static std::string_view status_of(const Choice& choice);
+  // Of the last item: a call that a stop string cut is not whole, though the response is.
+  std::string_view status_of_last(const Choice& choice) const;
   void keep(const std::string& response) const;
 
   ResponseStore* store_;

@@ -293,6 +293,43 @@ class Rewriter {
   int64_t numbered_ = 0;
 };
 
+// Where the class ends of which the inside begins at `i`.
+size_t end_of_class(std::string_view regex, size_t i) {
+  while (i < regex.size() && regex[i] != ']') i += regex[i] == '\\' ? 2 : 1;
+  return i;
+}
+
+// The character, or the escape, at `i`, which goes behind it. xgrammar reads as many digits behind \x as there are.
+std::string character_at(std::string_view regex, size_t& i) {
+  if (regex[i] != '\\') return std::string(1, regex[i++]);
+  const std::string_view escape = regex.substr(i, 4);
+  if (escape.starts_with("\\x") && escape.find_first_not_of("0123456789abcdefABCDEF", 2) == escape.npos &&
+      escape.size() == 4) {
+    i += 4;
+    return fmt::format("\\u00{}", escape.substr(2));
+  }
+  i += 2;
+  return std::string(escape.substr(0, 2));
+}
+
+// The class of which this is the inside. An escaped "^" that is first would negate it.
+std::string class_of(std::string_view inner) {
+  size_t carets = 0;  // bytes
+  for (bool more = true; more;) {
+    more = false;
+    for (const std::string_view form : {"\\^", "\\u005e", "\\u005E", "^"}) {
+      if (!inner.substr(carets).starts_with(form) || (form == "^" && carets == 0)) continue;
+      carets += form.size();
+      more = true;
+    }
+  }
+  const std::string_view rest = inner.substr(carets);
+  if (carets == 0) return fmt::format("[{}]", rest);
+  if (rest.empty()) return "\\^";
+  const bool range = rest.size() > 1 && rest.front() == '-';  // "_" is the next character
+  return fmt::format("(?:\\^|[{}{}])", range ? "_" : "", rest);
+}
+
 }  // namespace
 
 GrammarSchema schema_for_grammar(Json schema) {
@@ -304,17 +341,19 @@ GrammarSchema schema_for_grammar(Json schema) {
 
 std::string regex_for_grammar(std::string_view regex) {
   std::string out;
-  bool in_class = false;
-  for (size_t i = 0; i < regex.size(); ++i) {
-    const char c = regex[i];
-    if (c == '.' && !in_class) {
+  for (size_t i = 0; i < regex.size();) {
+    const size_t end = regex[i] == '[' ? end_of_class(regex, i + 1) : regex.size();
+    if (end < regex.size()) {
+      std::string inner;
+      for (++i; i < end;) inner += character_at(regex, i);
+      out += class_of(inner);
+      ++i;
+    } else if (regex[i] == '.') {
       out += R"([^\n\r\u2028\u2029])";
-      continue;
+      ++i;
+    } else {
+      out += character_at(regex, i);
     }
-    if (c == '[') in_class = true;
-    if (c == ']') in_class = false;
-    out += c;
-    if (c == '\\' && i + 1 < regex.size()) out += regex[++i];
   }
   return out;
 }

@@ -182,6 +182,21 @@ TEST_F(GrammarTest, ADotIsNoLineBreak) {
   EXPECT_FALSE(allows(spec(Kind::kRegex, "(xa{0,2}){2,}"), "xxaaa"));
 }
 
+// xgrammar would take the escaped "^" for a negation, and the letter behind \x61 for a digit.
+TEST_F(GrammarTest, EscapesInARegexMeanOneCharacter) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const std::tuple<const char*, const char*, const char*> cases[] = {
+      {R"([\^a])", "^", "b"},         {R"([\^a])", "a", "b"},       {R"([\^])", "^", "a"},
+      {R"([\x5Ea]{2})", "^a", "bb"},  {R"([\u005e\^b])", "b", "a"}, {R"([\^-z])", "_", "A"},
+      {R"([\^-])", "-", "_"},         {R"([\^^])", "^", "a"},       {R"([^\^a])", "b", "^"},
+      {R"([\^^\x5e\^-`])", "_", "a"}, {R"(\x61b)", "ab", "\u061b"}, {R"([\x61bc])", "a", "d"},
+      {R"([.\]]\[[a])", ".[a", "b[a"}};
+  for (const auto& [regex, good, bad] : cases) {
+    EXPECT_TRUE(allows(spec(Kind::kRegex, regex), good)) << regex;
+    EXPECT_FALSE(allows(spec(Kind::kRegex, regex), bad)) << regex;
+  }
+}
+
 TEST_F(GrammarTest, NamesTheFieldOfABadGrammar) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
   for (const auto& bad : {spec(Kind::kRegex, "(["), spec(Kind::kEbnf, "root ::= missing"), spec(Kind::kEbnf, "%%%"),

@@ -217,6 +217,7 @@ class Rewriter {
       for (const char* bound : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}) {
         if (schema.contains(bound) && is_wide_number(schema[bound])) schema.erase(bound);
       }
+      round_bounds(schema);
     }
     // Whatever else is said, as where nothing is: beside any keyword xgrammar would take them for empty.
     if (has_type(schema, "array") && !has_any(schema, {"items", "prefixItems", "unevaluatedItems"})) {
@@ -279,6 +280,21 @@ class Rewriter {
     schema.erase("const");
     schema.erase("enum");
     schema["anyOf"] = std::move(any);
+  }
+
+  // To the whole numbers that they allow, as xgrammar takes no others.
+  static void round_bounds(Json& schema) {
+    const auto round = [&](const char* bound, double (*rounded)(double)) {
+      const auto found = schema.find(bound);
+      if (found == schema.end() || !found->is_number_float()) return;
+      *found = static_cast<int64_t>(rounded(found->get<double>()));
+    };
+    const auto up = [](double x) { return std::ceil(x); };
+    const auto down = [](double x) { return std::floor(x); };
+    round("minimum", up);
+    round("exclusiveMaximum", up);
+    round("maximum", down);
+    round("exclusiveMinimum", down);
   }
 
   void rewrite_names(Json& schema) {

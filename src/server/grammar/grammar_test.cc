@@ -601,6 +601,22 @@ TEST_F(GrammarTest, BoundsOfIntegersBeyond64BitsAreLeftOut) {
   EXPECT_TRUE(allows(spec(Kind::kJsonSchema, R"({"type":["integer","null"],"exclusiveMinimum":-1e20})"), "-1"));
 }
 
+TEST_F(GrammarTest, BoundsOfIntegersMayHaveAFraction) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const std::tuple<const char*, const char*, const char*> cases[] = {
+      {R"({"type":"integer","minimum":1.5,"maximum":2.5})", "2", "1"},
+      {R"({"type":"integer","minimum":1.5,"maximum":2.5})", "2", "3"},
+      {R"({"type":"integer","exclusiveMinimum":1.5,"exclusiveMaximum":2.5})", "2", "1"},
+      {R"({"type":["integer","null"],"exclusiveMinimum":-1.5,"exclusiveMaximum":-0.5})", "-1", "0"},
+      {R"({"type":"integer","minimum":-0.5,"maximum":0.5})", "0", "1"}};
+  for (const auto& [schema, good, bad] : cases) {
+    EXPECT_TRUE(unenforced_keywords(Json::parse(schema)).empty()) << schema;
+    EXPECT_TRUE(allows(spec(Kind::kJsonSchema, schema), good)) << schema;
+    EXPECT_FALSE(allows(spec(Kind::kJsonSchema, schema), bad)) << schema;
+  }
+  EXPECT_FALSE(compiler_->compile(spec(Kind::kJsonSchema, R"({"type":"integer","minimum":1.2,"maximum":1.8})")).ok());
+}
+
 TEST_F(GrammarTest, MinTokensDelaysTheEndWhereTheGrammarCanGoOn) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
   const auto compiled = compiler_->compile(spec(Kind::kRegex, "a{1,3}"));

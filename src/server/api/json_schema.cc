@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <span>
 #include <string_view>
@@ -193,6 +194,7 @@ class Walk {
     const bool number = (types & (kNumberType | kIntegerType)) != 0;
     if (is_one_of(key, kNumber)) {
       if (!number || ((types & kIntegerType) != 0 && is_wide_number(value))) add(key);
+      if (key != "multipleOf" && (types & kNumberType) != 0 && is_narrow_range(schema)) add(key);
       if (key == "multipleOf" && number) {
         const uint64_t step = count_of(value).value_or(0);
         const bool plain = step > 0 && step <= 1024;
@@ -361,6 +363,32 @@ bool holds_values(std::string_view keyword) {
 bool is_wide_number(const Json& value) {
   if (value.is_number_unsigned()) return value.get<uint64_t>() > INT64_MAX;
   return value.is_number_float() && std::abs(value.get<double>()) >= 0x1p63;
+}
+
+bool is_narrow_range(const Json& schema) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  double least = -kInfinity, most = kInfinity;
+  bool above = false, below = false;  // the bounds are not within
+  for (const bool exclusive : {false, true}) {
+    const auto low = schema.find(exclusive ? "exclusiveMinimum" : "minimum");
+    const auto high = schema.find(exclusive ? "exclusiveMaximum" : "maximum");
+    if (low != schema.end() && low->is_number() && low->get<double>() >= least) {
+      least = low->get<double>();
+      above = exclusive;
+    }
+    if (high != schema.end() && high->is_number() && high->get<double>() <= most) {
+      most = high->get<double>();
+      below = exclusive;
+    }
+  }
+  constexpr double kWide = 1e9, kSteps = 1e6;
+  if (std::abs(least) >= kWide || std::abs(most) >= kWide) return false;
+  const auto fits_least = [&](double x) { return above ? x > least : x >= least; };
+  const auto fits_most = [&](double x) { return below ? x < most : x <= most; };
+  if (!(least < most || (least == most && !above && !below))) return false;
+  double step = std::floor(least * kSteps) - 1;
+  while (!fits_least(step / kSteps)) ++step;
+  return !fits_most(step / kSteps);
 }
 
 bool is_count(std::string_view keyword) { return is_one_of(keyword, kCounts); }

@@ -41,6 +41,9 @@ std::optional<uint64_t> count_of(const Json& value);
 // their sign.
 bool is_wide_number(const Json& value);
 
+// Whether bounds of numbers leave some, but none of six decimals, as xgrammar writes them within bounds.
+bool is_narrow_range(const Json& schema);
+
 // A "format" that grammars follow.
 bool is_known_format(std::string_view name);
 

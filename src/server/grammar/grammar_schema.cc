@@ -219,6 +219,9 @@ class Rewriter {
       }
       round_bounds(schema);
     }
+    if (has_type(schema, "number") && is_narrow_range(schema)) {
+      for (const char* bound : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}) schema.erase(bound);
+    }
     // Whatever else is said, as where nothing is: beside any keyword xgrammar would take them for empty.
     if (has_type(schema, "array") && !has_any(schema, {"items", "prefixItems", "unevaluatedItems"})) {
       schema["items"] = true;

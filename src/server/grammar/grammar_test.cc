@@ -617,6 +617,25 @@ TEST_F(GrammarTest, BoundsOfIntegersMayHaveAFraction) {
   EXPECT_FALSE(compiler_->compile(spec(Kind::kJsonSchema, R"({"type":"integer","minimum":1.2,"maximum":1.8})")).ok());
 }
 
+// Within bounds the grammar has six decimals, and a number's place would be left empty.
+TEST_F(GrammarTest, BoundsTooCloseForSixDecimalsAreLeftOut) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  for (const char* bounds :
+       {R"("exclusiveMinimum":0,"maximum":1e-7)", R"("minimum":1e-8,"maximum":5e-7)",
+        R"("minimum":-5e-7,"exclusiveMaximum":-1e-7)", R"("minimum":0.1234567,"maximum":0.1234567)",
+        R"("exclusiveMinimum":1e-6,"exclusiveMaximum":2e-6)"}) {
+    const std::string schema = fmt::format(R"({{"type":["number","null"],{}}})", bounds);
+    EXPECT_EQ(unenforced_keywords(Json::parse(schema)).size(), 2u) << schema;
+    EXPECT_TRUE(allows(spec(Kind::kJsonSchema, schema), "1e-8")) << schema;
+    EXPECT_FALSE(allows(spec(Kind::kJsonSchema, schema), "")) << schema;
+  }
+  const std::string exact = R"({"type":"number","exclusiveMinimum":1e-6,"exclusiveMaximum":3e-6})";
+  EXPECT_TRUE(unenforced_keywords(Json::parse(exact)).empty());
+  EXPECT_TRUE(allows(spec(Kind::kJsonSchema, exact), "0.000002"));
+  EXPECT_FALSE(allows(spec(Kind::kJsonSchema, exact), "0.000003"));
+  EXPECT_FALSE(compiler_->compile(spec(Kind::kJsonSchema, R"({"type":"number","minimum":2,"maximum":1})")).ok());
+}
+
 TEST_F(GrammarTest, MinTokensDelaysTheEndWhereTheGrammarCanGoOn) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
   const auto compiled = compiler_->compile(spec(Kind::kRegex, "a{1,3}"));

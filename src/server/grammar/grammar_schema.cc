@@ -222,6 +222,7 @@ class Rewriter {
     if (has_type(schema, "number") && is_narrow_range(schema)) {
       for (const char* bound : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}) schema.erase(bound);
     }
+    rewrite_items(schema);
     // Whatever else is said, as where nothing is: beside any keyword xgrammar would take them for empty.
     if (has_type(schema, "array") && !has_any(schema, {"items", "prefixItems", "unevaluatedItems"})) {
       schema["items"] = true;
@@ -298,6 +299,21 @@ class Rewriter {
     round("exclusiveMaximum", up);
     round("maximum", down);
     round("exclusiveMinimum", down);
+  }
+
+  // xgrammar refuses a true among them, and a list that no array may have to its end.
+  static void rewrite_items(Json& schema) {
+    const auto first = schema.find("prefixItems");
+    if (first == schema.end() || !first->is_array()) return;
+    size_t kept = std::min<uint64_t>(first->size(), count_in(schema, "maxItems", kMostLength).value_or(kMostLength));
+    for (size_t i = 0; i < kept; ++i) {
+      Json& item = (*first)[i];
+      if (item == Json(false)) kept = i;
+      if (item == Json(true)) item = Json::object();
+    }
+    if (kept == first->size()) return;
+    first->erase(first->begin() + static_cast<ptrdiff_t>(kept), first->end());
+    schema["items"] = false;
   }
 
   void rewrite_names(Json& schema) {

@@ -636,6 +636,21 @@ TEST_F(GrammarTest, BoundsTooCloseForSixDecimalsAreLeftOut) {
   EXPECT_FALSE(compiler_->compile(spec(Kind::kJsonSchema, R"({"type":"number","minimum":2,"maximum":1})")).ok());
 }
 
+TEST_F(GrammarTest, FirstItemsMayBeTrueOrMoreThanThereMayBe) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const std::tuple<const char*, const char*, const char*> cases[] = {
+      {R"({"type":"array","prefixItems":[true,{"const":1}],"minItems":2})", R"(["a", 1])", "[1, 2]"},
+      {R"({"type":"array","prefixItems":[{"const":1},{"const":2}],"maxItems":1})", "[1]", "[1, 2]"},
+      {R"({"type":"array","prefixItems":[{"const":1},{"const":2}],"maxItems":1})", "[1]", "[1, 1]"},
+      {R"({"type":"array","prefixItems":[{"const":1},false]})", "[1]", "[1, 1]"},
+      {R"({"type":"array","prefixItems":[{"const":1}],"maxItems":0})", "[]", "[1]"}};
+  for (const auto& [schema, good, bad] : cases) {
+    EXPECT_TRUE(unenforced_keywords(Json::parse(schema)).empty()) << schema;
+    EXPECT_TRUE(allows(spec(Kind::kJsonSchema, schema), good)) << schema;
+    EXPECT_FALSE(allows(spec(Kind::kJsonSchema, schema), bad)) << schema;
+  }
+}
+
 TEST_F(GrammarTest, MinTokensDelaysTheEndWhereTheGrammarCanGoOn) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
   const auto compiled = compiler_->compile(spec(Kind::kRegex, "a{1,3}"));

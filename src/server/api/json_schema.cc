@@ -236,15 +236,20 @@ class Walk {
   }
 
   // Whether names that are described are kept from what the grammar allows of others: only those that JSON writes as
-  // they are, in ASCII.
+  // they are, in ASCII; or those that it escapes, beside which others have no escapes (grammar_schema.cc).
   static bool excludes_described(const Json& others, const Json& schema) {
     if (others.is_boolean() && !others.get<bool>()) return true;
     const auto described = schema.find("properties");
     if (described == schema.end() || !described->is_object()) return true;
-    const auto is_plain = [](char c) { return c >= ' ' && c < 0x7F && c != '"' && c != '\\'; };
-    return std::all_of(described->items().begin(), described->items().end(), [&](const auto& property) {
-      return std::all_of(property.key().begin(), property.key().end(), is_plain);
-    });
+    const auto all = [&](const auto& is) {
+      return std::all_of(described->items().begin(), described->items().end(),
+                         [&](const auto& property) { return is(property.key()); });
+    };
+    const auto is_plain = [](const std::string& name) {
+      return !needs_escape(name) && std::all_of(name.begin(), name.end(), [](char c) { return c >= ' ' && c < 0x7F; });
+    };
+    if (all(is_plain)) return true;
+    return all(needs_escape) && !schema.contains("patternProperties") && !schema.contains("propertyNames");
   }
 
   // What a reference names may be where no schema is looked for.
@@ -363,6 +368,11 @@ bool holds_values(std::string_view keyword) {
 bool is_wide_number(const Json& value) {
   if (value.is_number_unsigned()) return value.get<uint64_t>() > INT64_MAX;
   return value.is_number_float() && std::abs(value.get<double>()) >= 0x1p63;
+}
+
+bool needs_escape(std::string_view text) {
+  return std::any_of(text.begin(), text.end(),
+                     [](char c) { return static_cast<uint8_t>(c) < ' ' || c == '"' || c == '\\'; });
 }
 
 bool is_narrow_range(const Json& schema) {

@@ -41,6 +41,9 @@ std::optional<uint64_t> count_of(const Json& value);
 // their sign.
 bool is_wide_number(const Json& value);
 
+// Whether there are characters in a string that JSON has to escape.
+bool needs_escape(std::string_view text);
+
 // Whether bounds of numbers leave some, but none of six decimals, as xgrammar writes them within bounds.
 bool is_narrow_range(const Json& schema);
 

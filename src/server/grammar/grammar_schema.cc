@@ -31,6 +31,9 @@ constexpr std::pair<std::string_view, const char*> kFormatPatterns[] = {
 #undef NFP_TIME
 #undef NFP_BYTE
 
+// A character that JSON writes as it is.
+constexpr char kUnescaped[] = "[ !#-[\\]-\uD7FF\uE000-\U0010FFFF]";
+
 constexpr uint64_t kMostLength = 999'999'999;  // of a repetition in a regular expression
 
 std::optional<uint64_t> count_in(const Json& schema, const char* keyword, uint64_t otherwise) {
@@ -135,7 +138,7 @@ void each_below(const std::string& keyword, Json& value, const Visit& visit) {
 
 // xgrammar looks for the parts of a reference as they are written, and in objects only. So escapes give way to what
 // they mean, and what is in a list, or has a slash in its name, moves to where it can be found and leaves a reference
-// to it; and what is beside others by their patterns, which the Rewriter writes anew.
+// to it; and so does what says of properties by patterns or of all others, which the Rewriter writes anew.
 class References {
  public:
   explicit References(Json& root) : root_(root) {
@@ -178,7 +181,8 @@ class References {
     const Json* at = &root_;
     for (const std::string& part : *parts) {
       hidden = hidden || at->is_array() || part.empty() || part.find('/') != std::string::npos;
-      hidden = hidden || part == "patternProperties";
+      hidden = hidden || part == "patternProperties" || part == "additionalProperties";
+      hidden = hidden || part == "unevaluatedProperties";
       at = find_part(*at, part);
       if (at == nullptr) return reference;  // is refused
       plain += '/' + part;
@@ -260,8 +264,8 @@ class Rewriter {
     if (!least || !most || *least > std::min(*most, kMostLength)) return;  // is refused
     // All that needs no escape; by lengths alone control characters would be in it. Not in ASCII, as such expressions
     // become automata, which are large where these numbers are.
-    schema["pattern"] = fmt::format("^[ !#-[\\]-\uD7FF\uE000-\U0010FFFF]{{{},{}}}$", *least,
-                                    *most > kMostLength ? std::string() : std::to_string(*most));
+    schema["pattern"] =
+        fmt::format("^{}{{{},{}}}$", kUnescaped, *least, *most > kMostLength ? std::string() : std::to_string(*most));
     schema.erase("minLength");
     schema.erase("maxLength");
   }
@@ -316,7 +320,29 @@ class Rewriter {
     schema["items"] = false;
   }
 
+  // Beside names that JSON escapes what xgrammar allows of others is no JSON; a pattern allows what needs no escape.
+  static void rewrite_others(Json& schema) {
+    const auto described = schema.find("properties");
+    if (described == schema.end() || !described->is_object() ||
+        has_any(schema, {"patternProperties", "propertyNames"})) {
+      return;
+    }
+    const bool any = std::any_of(described->items().begin(), described->items().end(),
+                                 [](const auto& property) { return needs_escape(property.key()); });
+    for (const char* keyword : {"additionalProperties", "unevaluatedProperties"}) {
+      const auto others = schema.find(keyword);
+      if (others == schema.end()) continue;
+      if (!any || *others == Json(false)) return;
+      Json rest = *others == Json(true) ? Json::object() : *others;
+      schema["patternProperties"] = Json{{fmt::format("^{}*$", kUnescaped), std::move(rest)}};
+      schema.erase("unevaluatedProperties");
+      schema["additionalProperties"] = false;
+      return;
+    }
+  }
+
   void rewrite_names(Json& schema) {
+    rewrite_others(schema);
     const auto names = schema.find("patternProperties");
     if (names == schema.end() || !names->is_object()) return;
     Json renamed = Json::object();

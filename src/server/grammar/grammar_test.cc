@@ -651,6 +651,24 @@ TEST_F(GrammarTest, FirstItemsMayBeTrueOrMoreThanThereMayBe) {
   }
 }
 
+// xgrammar keeps described names from the others as they are, and what it leaves of these is no JSON.
+TEST_F(GrammarTest, OtherNamesBesideOnesWithEscapesAreJson) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const std::pair<const char*, const char*> cases[] = {
+      {R"(\")", R"({"" ": 1})"}, {R"(a\"b)", R"({"a"": 1})"}, {R"(\\)", R"({"\q": 1})"}, {R"(a\nb)", "{\"a\nb\": 1}"}};
+  for (const auto& [name, bad] : cases) {
+    for (const char* keyword : {"additionalProperties", "unevaluatedProperties"}) {
+      const auto schema = spec(Kind::kJsonSchema, fmt::format(R"({{"type":"object","properties":{{"{}":{{"const":1}},)"
+                                                              R"("c":{{"$ref":"#/{}"}}}},"{}":{{"const":2}}}})",
+                                                              name, keyword, keyword));
+      EXPECT_FALSE(allows(schema, bad)) << schema.text;
+      EXPECT_TRUE(allows(schema, fmt::format(R"({{"{}": 1, "c": 2, "ü": 2}})", name))) << schema.text;
+      EXPECT_TRUE(allows(schema, "{}")) << schema.text;
+      EXPECT_FALSE(allows(schema, R"({"d": 3})")) << schema.text;
+    }
+  }
+}
+
 TEST_F(GrammarTest, MinTokensDelaysTheEndWhereTheGrammarCanGoOn) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
   const auto compiled = compiler_->compile(spec(Kind::kRegex, "a{1,3}"));
@@ -806,6 +824,8 @@ TEST_F(GrammarTest, KnowsWhichKeywordsAreNotEnforced) {
       {R"({"type":"object","properties":{"é":{"type":"integer"}},"additionalProperties":false})", "{\"é\": \"x\"}"},
       {R"({"type":"object","properties":{"é":{"type":"integer"}},"additionalProperties":true})", "{\"é\": \"x\"}"},
       {R"({"properties":{"a\"":{"type":"integer"}},"unevaluatedProperties":{"type":"string"}})", "{\"a\\\"\": \"x\"}"},
+      {R"({"properties":{"a\"":{"type":"integer"},"b":{}},"additionalProperties":{"type":"string"}})",
+       "{\"b\": \"x\"}"},
       {R"({"$dynamicRef":"#b","$defs":{"a":{"$dynamicAnchor":"b","type":"integer"}}})", "\"x\""},
   };
   for (const auto& [schema, bad] : cases) {

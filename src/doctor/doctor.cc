@@ -67,11 +67,18 @@ Finding gpu(const SystemFacts& f) {
 }
 
 Finding driver(const SystemFacts& f) {
-  Finding out{"gpu_driver", "NVIDIA driver", Health::kGood, f.driver.empty() ? "none loaded" : f.driver, "", ""};
+  Finding out{"gpu_driver", "NVIDIA driver", Health::kGood, f.driver, "", ""};
+  if (f.driver.empty()) out.found = f.gpu ? "there, of a version that is not shown here" : "none loaded";
   if (f.gpu) return out;
   if (f.driver.empty()) {
     out.health = Health::kSlower;
     out.cost = "no GPU can be used";
+    return out;
+  }
+  if (!f.driver_library) {
+    out.health = Health::kSlower;
+    out.cost = "its library, libcuda.so.1, is not here: no GPU can be used";
+    out.remedy = "start the container with its GPUs (docker run --gpus all); outside of one, install that library";
     return out;
   }
   const int major = std::atoi(f.driver.c_str());

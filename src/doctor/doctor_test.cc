@@ -20,6 +20,7 @@ SystemFacts good_machine() {
   f.huge_pages = "madvise";
   f.cuda_built = true;
   f.driver = "580.65.06";
+  f.driver_library = true;
   f.gpu = "NVIDIA H200";
   f.grammars = true;
   f.curl = "libcurl/7.88.1";
@@ -101,6 +102,24 @@ TEST(Doctor, EveryLackHasItsCost) {
     EXPECT_EQ(f.health, c.health) << c.id;
     EXPECT_NE(f.cost.find(c.cost), std::string::npos) << f.cost;
   }
+}
+
+// A container's /proc has the host's driver, or no word of it where a sandbox has a /proc of its own.
+TEST(Doctor, DriversOfContainers) {
+  SystemFacts facts = good_machine();
+  facts.driver = "";
+  Finding f = finding(facts, "gpu_driver");
+  EXPECT_EQ(f.health, Health::kGood);
+  EXPECT_EQ(f.found.find("none"), std::string::npos) << f.found;  // beside a GPU that computes
+  facts = good_machine();
+  facts.gpu.reset();
+  facts.gpu_problem = "no driver";
+  facts.driver_library = false;
+  f = finding(facts, "gpu_driver");
+  EXPECT_EQ(f.health, Health::kSlower);
+  EXPECT_EQ(f.found, "580.65.06");
+  EXPECT_NE(f.cost.find("libcuda.so.1"), std::string::npos) << f.cost;
+  EXPECT_NE(f.remedy.find("--gpus"), std::string::npos) << f.remedy;
 }
 
 TEST(Doctor, TheKernelsFilesAreRead) {

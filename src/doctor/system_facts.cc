@@ -1,5 +1,6 @@
 #include "doctor/system_facts.h"
 
+#include <dlfcn.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -58,6 +59,7 @@ void read_gpu(SystemFacts& facts, const std::string& root) {
   } else {
     facts.gpu_problem = backend.error().message;
   }
+  facts.driver_library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr;
 }
 
 void read_cache(SystemFacts& facts) {

@@ -24,7 +24,8 @@ struct SystemFacts {
   std::string huge_pages;  // "always", "madvise", "never"; empty = the kernel has none
 
   bool cuda_built = false;
-  std::string driver;              // of NVIDIA: "580.65.06"; empty = none is loaded
+  std::string driver;              // of NVIDIA: "580.65.06"; empty = none is loaded, or /proc has no word of it
+  bool driver_library = false;     // libcuda.so.1 is there: in a container where it was given the GPUs
   std::optional<std::string> gpu;  // the usable GPU
   std::string gpu_problem;         // why there is none
   bool grammars = false;           // guided decoding was built in

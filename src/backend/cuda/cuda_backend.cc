@@ -329,7 +329,7 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const CudaOptions& options)
   if (found == cudaErrorInsufficientDriver) {
     int driver = 0;
     cudaDriverGetVersion(&driver);
-    if (driver == 0) return error(ErrorCode::kUnsupported, "no NVIDIA driver is loaded; use --device cpu");
+    if (driver == 0) return error(ErrorCode::kUnsupported, "no NVIDIA driver is here (libcuda.so.1); use --device cpu");
     return error(
         ErrorCode::kUnsupported,
         "the NVIDIA driver is too old: it supports CUDA {}.{}, and this program needs {}.{}; update the driver "

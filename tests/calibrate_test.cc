@@ -2,6 +2,7 @@
 #include "calibrate/calibrate.h"
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <map>
 
 #include "base/atomic_file.h"
+#include "base/mapped_file.h"
 #include "calibrate/activations.h"
 #include "engine/model_runner.h"
 #include "runtime/loaded_model.h"
@@ -480,6 +482,36 @@ TEST_F(CalibrateTest, TextThatCannotServeIsAnErrorThatNamesIt) {
     EXPECT_NE(result.error().message.find(part), std::string::npos) << result.error().message;
   }
   EXPECT_FALSE(fs::exists(path("cache")));
+}
+
+TEST_F(CalibrateTest, AFileOfTextIsAnotherForAnotherTokenizer) {
+  auto settings = options("cache");
+  std::string words;
+  for (int i = 0; i < 4000; ++i) words += i % 3 == 0 ? "the " : i % 7 == 0 ? "in with " : "what then ";
+  settings.text = write("text.txt", words);
+  settings.measure_sensitivity = false;
+  const std::string other = path("other");
+  fs::copy(model_, other);
+  const auto first = calibrate(other, settings);
+  ASSERT_TRUE(first.ok()) << first.error().message;
+  const auto calibrated = [&] {
+    const auto source = ModelSource::open(other);
+    EXPECT_TRUE(source.ok());
+    return is_calibrated(**source, settings);
+  };
+  EXPECT_TRUE(calibrated());
+  // One that cuts "the" in two.
+  const auto json = nlohmann::json::parse(*read_text_file(other + "/tokenizer.json"));
+  auto changed = json;
+  changed["model"]["merges"].erase(1);
+  ASSERT_NE(changed, json);
+  ASSERT_TRUE(write_file(other + "/tokenizer.json", changed.dump()).ok());
+  EXPECT_FALSE(calibrated());
+  // What it does not use of the file is no difference.
+  changed = json;
+  changed["comment"] = "none";
+  ASSERT_TRUE(write_file(other + "/tokenizer.json", changed.dump()).ok());
+  EXPECT_TRUE(calibrated());
 }
 
 TEST_F(CalibrateTest, ACacheThatCannotBeWrittenIsAnError) {

@@ -38,12 +38,25 @@ Result<TokenSequences> self_text(LoadedModel& loaded, const CalibrationOptions& 
   return write_self_text(*loaded.model, self, options.progress);
 }
 
-Result<TokenSequences> file_text(const ModelSource& source, const ModelConfig& config,
-                                 const CalibrationOptions& options) {
-  NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(options.text));
+// The tokens of a file of text; nothing for the model's own, which is written later.
+Result<std::optional<TokenSequences>> file_text(const ModelSource& source, const ModelConfig& config,
+                                                const CalibrationOptions& options) {
+  if (options.text == kSelfText) return std::optional<TokenSequences>();
+  std::error_code code;
+  const auto kind = std::filesystem::status(options.text, code).type();
+  if (kind == std::filesystem::file_type::fifo || kind == std::filesystem::file_type::character) {
+    return error(ErrorCode::kUsage, "{}: is a pipe or a device; --calibrate takes a text file, which may be read twice",
+                 options.text);
+  }
+  const auto text = read_text_file(options.text);
+  if (!text.ok()) {
+    return error(text.error().code, "{}; --calibrate is self, none or a text file", text.error().message);
+  }
   NFP_ASSIGN_OR_RETURN(const auto tokenizer, load_tokenizer(source));
-  return cut_text(*tokenizer, text, options.text, std::min(kFileLength, config.max_context),
-                  calibration_tokens(options));
+  NFP_ASSIGN_OR_RETURN(TokenSequences cut,
+                       cut_text(*tokenizer, *text, options.text, std::min(kFileLength, config.max_context),
+                                calibration_tokens(options)));
+  return std::optional<TokenSequences>(std::move(cut));
 }
 
 // The last sequence is kept for the order of sensitivity, where there are several.
@@ -57,26 +70,20 @@ TokenSequences used(TokenSequences text) {
   return text;
 }
 
-Result<uint64_t> settings_key(const ModelSource& source, const CalibrationOptions& options) {
+uint64_t hash_sequences(const TokenSequences& text) {
+  uint64_t hash = kHashStart;
+  for (const auto& sequence : text) hash = hash_bytes(std::as_bytes(std::span(sequence)), hash);
+  return hash;
+}
+
+// `text`: a file's, as the tokens that its tokenizer makes of it.
+Result<uint64_t> settings_key(const ModelSource& source, const CalibrationOptions& options,
+                              const std::optional<TokenSequences>& text) {
   std::string settings = fmt::format("{} {} {} {}", kMethodVersion, static_cast<int>(options.rule),
                                      calibration_tokens(options), options.damping);
   if (compensates(options)) settings += " compensate";
   if (options.smooth) settings += fmt::format(" smooth {}", kSmoothingVersion);
-  if (options.text == kSelfText) {
-    settings += fmt::format(" self {}", options.seed);
-  } else {
-    std::error_code code;
-    const auto kind = std::filesystem::status(options.text, code).type();
-    if (kind == std::filesystem::file_type::fifo || kind == std::filesystem::file_type::character) {
-      return error(ErrorCode::kUsage, "{}: is a pipe or a device; --calibrate takes a text file, which is read twice",
-                   options.text);
-    }
-    const auto text = read_text_file(options.text);
-    if (!text.ok()) {
-      return error(text.error().code, "{}; --calibrate is self, none or a text file", text.error().message);
-    }
-    settings += fmt::format(" file {:x}", hash_bytes(std::as_bytes(std::span(*text))));
-  }
+  settings += text ? fmt::format(" file {:x}", hash_sequences(*text)) : fmt::format(" self {}", options.seed);
   ThreadPool threads(options.threads > 0 ? options.threads : usable_cpu_count());
   NFP_ASSIGN_OR_RETURN(const uint64_t key, content_key(source, threads, options.progress));
   return hash_bytes(std::as_bytes(std::span(settings)), key);
@@ -194,7 +201,9 @@ bool is_calibrated(const ModelSource& source, const CalibrationOptions& options)
   const std::string cache = options.cache.empty() ? user_cache_folder() : options.cache;
   const auto config = parse_config(source.config_json(), source.path() + ": config.json");
   if (cache.empty() || !config.ok() || !CalibrationStore::any(cache)) return false;
-  const auto key = settings_key(source, options);
+  const auto text = file_text(source, *config, options);
+  if (!text.ok()) return false;
+  const auto key = settings_key(source, options, *text);
   if (!key.ok()) return false;
   const auto store = CalibrationStore::open(cache, *key);
   if (!store.ok() || !saved_text(*store, *config) || (options.smooth && !store->smoothing()) ||
@@ -216,17 +225,16 @@ Result<Calibration> calibrate(const std::string& model, const CalibrationOptions
                  "--calibrate",
                  source->path(), source->stored_fp8()->text);
   }
-  NFP_ASSIGN_OR_RETURN(const uint64_t key, settings_key(*source, options));
+  NFP_ASSIGN_OR_RETURN(auto text, file_text(*source, config, options));  // before the weights are read
+  NFP_ASSIGN_OR_RETURN(const uint64_t key, settings_key(*source, options, text));
   const std::string cache = options.cache.empty() ? user_cache_folder() : options.cache;
   if (cache.empty()) return error(ErrorCode::kIo, "no folder for the cache: set XDG_CACHE_HOME or HOME");
   NFP_ASSIGN_OR_RETURN(const CalibrationStore store, CalibrationStore::open(cache, key));
 
-  auto text = saved_text(store, config);
-  const bool has_text = text.has_value();
-  if (!has_text && options.text != kSelfText) {  // before the weights are read: the file may be too short
-    NFP_ASSIGN_OR_RETURN(text, file_text(*source, config, options));
-    NFP_RETURN_IF_ERROR(store.save_text(*text));
-  }
+  auto saved = saved_text(store, config);
+  const bool has_text = saved.has_value();
+  if (!has_text && text) NFP_RETURN_IF_ERROR(store.save_text(*text));
+  if (!text) text = std::move(saved);
   if (!has_text) NFP_RETURN_IF_ERROR(store.make_folder());  // before the weights are read and a text is written
 
   LoadedModelOptions model_options = load_options(options);

@@ -36,11 +36,17 @@ std::string check_whole(const std::string& text, bool is_signed) {
   return "'" + text + "' does not fit into 64 bits";
 }
 
+// Of what has a unit behind it, before that is put in: -1GB would be a product too large, and -1 is whole.
+std::string check_size(const std::string& text) {
+  return text.find('-') != std::string::npos ? "'" + text + "' must not be negative" : "";
+}
+
 }  // namespace
 
 void check_numbers(CLI::App& app) {
   for (CLI::Option* option : app.get_options([](const CLI::Option*) { return true; })) {
     const std::string type = option->get_type_name();  // with what validators say of themselves behind it
+    if (type.find(":SIZE ") != std::string::npos) option->transform(CLI::Validator(check_size, ""));  // goes first
     if (type.starts_with("FLOAT")) option->check(check_finite, "");
     if (type.starts_with("INT")) option->check([](const std::string& text) { return check_whole(text, true); }, "");
     if (type.starts_with("UINT")) option->check([](const std::string& text) { return check_whole(text, false); }, "");

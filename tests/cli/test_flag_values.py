@@ -54,8 +54,11 @@ class FlagValues(unittest.TestCase):
     def test_sizes(self):
         for flag, kind, more in number_flags(["serve"]):
             if "SIZE" in more:
-                for value in ["7x", "1.5.5GB", "-1GB", "99999999999999999999GB"]:
+                for value in ["7x", "1.5.5GB", "-1GB", "-1", "99999999999999999999GB"]:
                     self.refuse(["serve"], flag, value)
+                for value in ["-1GB", "-1", "-1 b"]:
+                    said = failure("serve", "/nowhere", f"{flag}={value}", code=2)
+                    self.assertIn(f"{flag}: '{value}' must not be negative", said)
 
     def test_sampling(self):
         # The engine checks these for the API too, by the names of its fields; here the flags are named.

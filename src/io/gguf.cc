@@ -12,6 +12,8 @@ namespace {
 
 constexpr uint64_t kMostTensors = 1u << 20;
 constexpr uint64_t kMostKeys = 1u << 20;
+constexpr uint64_t kMostKeyBytes = 65535;     // the format's
+constexpr uint64_t kMostElements = 1u << 25;  // of all arrays; the largest vocabularies take some 1.5 million
 
 enum class ValueType : uint32_t { kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64 };
 
@@ -65,8 +67,15 @@ class Cursor {
                  "{}: ends, or makes no sense, at byte {} ({}); the file is truncated or damaged", name_, at_, what);
   }
   const std::string& name() const { return name_; }
+  // Whether `count` more elements of arrays are as many as a file may have: a sparse file holds any number of zeros.
+  bool take_elements(uint64_t count) {
+    if (count > elements_left_) return false;
+    elements_left_ -= count;
+    return true;
+  }
 
  private:
+  uint64_t elements_left_ = kMostElements;
   std::span<const std::byte> bytes_;
   const std::string& name_;
   size_t at_ = 0;
@@ -125,6 +134,10 @@ Status read_array(Cursor& in, const std::string& key, GgufValue& value) {
   }
   // A count is believed only as far as the file could hold that many.
   if (count > in.left() / size_of_type(type)) return in.truncated("array '" + key + "'");
+  if (!in.take_elements(count)) {
+    return error(ErrorCode::kInvalidInput, "{}: claims {} elements in '{}'; the file is damaged", in.name(), count,
+                 key);
+  }
   GgufArray array;
   const auto fill = [&](auto list, auto read_one) -> bool {
     list.resize(static_cast<size_t>(count));
@@ -301,7 +314,7 @@ Result<GgufFile> parse_gguf(std::span<const std::byte> bytes, const std::string&
   GgufFile file;
   for (uint64_t i = 0; i < key_count; ++i) {
     std::string_view key;
-    if (!in.read(key)) return in.truncated("metadata keys");
+    if (!in.read(key) || key.size() > kMostKeyBytes) return in.truncated("metadata keys");
     GgufValue value;
     NFP_RETURN_IF_ERROR(read_value(in, std::string(key.substr(0, 200)), value));
     if (!file.metadata.emplace(std::string(key), std::move(value)).second) {

@@ -75,6 +75,13 @@ TEST(Gguf, EveryFaultIsNamed) {
       GgufBuilder().key("k", 9, GgufBuilder::raw<uint32_t>(8) + GgufBuilder::raw<uint64_t>(1ull << 60)).build(), "'k'");
   expect_fault(GgufBuilder().key("k", 9, GgufBuilder::raw<uint32_t>(9) + GgufBuilder::raw<uint64_t>(1)).build(),
                "'k' is an array");
+  // What would fit the file, and takes sixteen times as much memory.
+  const uint64_t many = (1u << 25) + 1;
+  expect_fault(GgufBuilder()
+                   .key("k", 9, GgufBuilder::raw<uint32_t>(0) + GgufBuilder::raw(many) + std::string(many, '\0'))
+                   .build(),
+               "claims 33554433 elements in 'k'");
+  expect_fault(GgufBuilder().integer(std::string(65536, 'k'), 1).build(), "metadata keys");
   expect_fault(GgufBuilder().integer("k", 1).integer("k", 2).build(), "'k' appears twice");
   expect_fault(GgufBuilder().integer("general.alignment", 0).build(), "alignment");
   expect_fault(GgufBuilder().integer("general.alignment", 24).build(), "alignment");

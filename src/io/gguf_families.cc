@@ -102,7 +102,82 @@ void add_granite(const GgufFacts& facts, Json& config) {
   config["logits_scaling"] = number("logit_scale", 1.0);
 }
 
+enum class Kind : uint8_t { kWhole, kNumber, kBoolean, kText };
+struct KindOfKey {
+  const char* key;  // behind the architecture, but for the tokenizer's
+  Kind kind;
+};
+// Keys that a file may leave out, and so are read as absent where they are of another kind.
+constexpr KindOfKey kKinds[] = {
+    {"context_length", Kind::kWhole},
+    {"attention.head_count_kv", Kind::kWhole},
+    {"attention.key_length", Kind::kWhole},
+    {"attention.layer_norm_rms_epsilon", Kind::kNumber},
+    {"attention.causal", Kind::kBoolean},
+    {"attention.scale", Kind::kNumber},
+    {"attention.sliding_window", Kind::kWhole},
+    {"attn_logit_softcapping", Kind::kNumber},
+    {"final_logit_softcapping", Kind::kNumber},
+    {"embedding_scale", Kind::kNumber},
+    {"residual_scale", Kind::kNumber},
+    {"logit_scale", Kind::kNumber},
+    {"expert_count", Kind::kWhole},
+    {"expert_used_count", Kind::kWhole},
+    {"expert_feed_forward_length", Kind::kWhole},
+    {"expert_shared_feed_forward_length", Kind::kWhole},
+    {"expert_gating_func", Kind::kWhole},
+    {"expert_weights_scale", Kind::kNumber},
+    {"rope.freq_base", Kind::kNumber},
+    {"rope.freq_base_swa", Kind::kNumber},
+    {"rope.dimension_count", Kind::kWhole},
+    {"rope.scale_linear", Kind::kNumber},
+    {"rope.scaling.type", Kind::kText},
+    {"rope.scaling.factor", Kind::kNumber},
+    {"rope.scaling.attn_factor", Kind::kNumber},
+    {"rope.scaling.original_context_length", Kind::kWhole},
+    {"rope.scaling.finetuned", Kind::kBoolean},
+    {"rope.scaling.yarn_ext_factor", Kind::kNumber},
+    {"rope.scaling.yarn_attn_factor", Kind::kNumber},
+    {"rope.scaling.yarn_log_multiplier", Kind::kNumber},
+    {"rope.scaling.yarn_beta_fast", Kind::kNumber},
+    {"rope.scaling.yarn_beta_slow", Kind::kNumber},
+};
+constexpr KindOfKey kTokenizerKinds[] = {
+    {"tokenizer.ggml.bos_token_id", Kind::kWhole},     {"tokenizer.ggml.eos_token_id", Kind::kWhole},
+    {"tokenizer.ggml.eot_token_id", Kind::kWhole},     {"tokenizer.ggml.unknown_token_id", Kind::kWhole},
+    {"tokenizer.ggml.padding_token_id", Kind::kWhole}, {"tokenizer.ggml.add_bos_token", Kind::kBoolean},
+    {"tokenizer.ggml.add_eos_token", Kind::kBoolean},  {"tokenizer.ggml.add_space_prefix", Kind::kBoolean},
+};
+
+Status check_kind(const GgufFile& gguf, const std::string& path, const std::string& key, Kind kind) {
+  if (!gguf.metadata.contains(key)) return ok_status();
+  const auto refuse = [&](const char* what) {
+    return error(ErrorCode::kInvalidInput, "{}: metadata '{}' is not {}", path, key, what);
+  };
+  switch (kind) {
+    case Kind::kWhole:
+      return gguf.integer(key) ? ok_status() : refuse("a whole number");
+    case Kind::kNumber:
+      return gguf.number(key) ? ok_status() : refuse("a number");
+    case Kind::kBoolean:
+      return gguf.boolean(key) ? ok_status() : refuse("true or false");
+    case Kind::kText:
+      return gguf.text(key) ? ok_status() : refuse("a text");
+  }
+  return ok_status();
+}
+
 }  // namespace
+
+Status check_kinds(const Family& family, const GgufFile& gguf, const std::string& path) {
+  for (const KindOfKey& row : kKinds) {
+    NFP_RETURN_IF_ERROR(check_kind(gguf, path, fmt::format("{}.{}", family.gguf, row.key), row.kind));
+  }
+  for (const KindOfKey& row : kTokenizerKinds) NFP_RETURN_IF_ERROR(check_kind(gguf, path, row.key, row.kind));
+  const std::string pattern = fmt::format("{}.attention.sliding_window_pattern", family.gguf);
+  if (!gguf.array<int64_t>(pattern)) return check_kind(gguf, path, pattern, Kind::kWhole);
+  return ok_status();
+}
 
 std::string GgufFacts::key(std::string_view suffix) const { return fmt::format("{}.{}", family.gguf, suffix); }
 

@@ -20,6 +20,9 @@ inline constexpr int64_t kMostLayers = 4096;  // configurations with more are re
 // without, or with windows and without.
 Result<const Family*> family_of_gguf(const GgufFile& gguf, const std::string& path);
 
+// Keys that may be left out are of the kind that is read.
+Status check_kinds(const Family& family, const GgufFile& gguf, const std::string& path);
+
 struct GgufFacts {
   const Family& family;
   const GgufFile& gguf;

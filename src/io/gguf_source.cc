@@ -47,6 +47,7 @@ class GgufSource final : public ModelSource {
   Status open_file() {
     NFP_ASSIGN_OR_RETURN(gguf_, parse_gguf(files_[0]->bytes(), path_));
     NFP_ASSIGN_OR_RETURN(family_, family_of_gguf(gguf_, path_));
+    NFP_RETURN_IF_ERROR(check_kinds(*family_, gguf_, path_));
     NFP_RETURN_IF_ERROR(add_tensors(gguf_, *files_[0]));
     NFP_RETURN_IF_ERROR(open_other_parts());
     NFP_RETURN_IF_ERROR(make_config());

@@ -380,6 +380,26 @@ TEST_F(GgufModel, FaultsInTheMetadataAreNamed) {
   flat.integer("llama.expert_count", 2);
   flat.tensor("blk.0.ffn_up_exps.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
   expect(flat.build(), "'blk.0.ffn_up_exps.weight' must have three dimensions, the last of 1 to 4096");
+  // They were read as absent.
+  const std::string two_floats =
+      GgufBuilder::raw<uint32_t>(6) + GgufBuilder::raw<uint64_t>(2) + GgufBuilder::raw(0.5f) + GgufBuilder::raw(0.5f);
+  const auto of_kind = [&](const std::string& architecture, const std::string& key, uint32_t type,
+                           const std::string& value) {
+    GgufBuilder gguf = testing::tiny_gguf_keys(architecture);
+    gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+    return gguf.key(key, type, value).build();
+  };
+  expect(of_kind("granite", "granite.residual_scale", 9, two_floats), "'granite.residual_scale' is not a number");
+  expect(of_kind("qwen2", "qwen2.rope.dimension_count", 6, GgufBuilder::raw(8.0f)),
+         "'qwen2.rope.dimension_count' is not a whole number");
+  expect(of_kind("qwen2", "qwen2.rope.scaling.type", 4, GgufBuilder::raw<uint32_t>(1)),
+         "'qwen2.rope.scaling.type' is not a text");
+  expect(of_kind("qwen2", "qwen2.attention.causal", 4, GgufBuilder::raw<uint32_t>(0)),
+         "'qwen2.attention.causal' is not true or false");
+  expect(of_kind("gemma2", "gemma2.attention.sliding_window_pattern", 9, two_floats),
+         "'gemma2.attention.sliding_window_pattern' is not a whole number");
+  expect(of_kind("qwen2", "tokenizer.ggml.eos_token_id", 6, GgufBuilder::raw(2.0f)),
+         "'tokenizer.ggml.eos_token_id' is not a whole number");
   const auto with_heads = [](uint64_t query, uint64_t kv) {
     GgufBuilder gguf;
     gguf.string("general.architecture", "qwen2").integer("qwen2.block_count", 1).integer("qwen2.embedding_length", 8);

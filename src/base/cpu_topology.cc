@@ -105,6 +105,21 @@ std::vector<int> thread_cpus(const std::vector<CpuPlace>& places, int threads) {
   return chosen;
 }
 
+std::vector<std::vector<int>> thread_bounds(const std::vector<CpuPlace>& places, int threads) {
+  const bool own = threads >= count_cores(places);
+  std::map<int, int> node_of;
+  std::map<int, std::vector<int>> nodes;
+  for (const CpuPlace& place : places) {
+    node_of[place.cpu] = place.node;
+    nodes[place.node].push_back(place.cpu);
+  }
+  std::vector<std::vector<int>> bounds;
+  for (const int cpu : thread_cpus(places, threads)) {
+    bounds.push_back(own ? std::vector<int>{cpu} : nodes[node_of[cpu]]);
+  }
+  return bounds;
+}
+
 int usable_cpu_count() {
   const auto cpus = static_cast<int>(affinity_mask().size());
   const int quota = cpu_quota();

@@ -27,6 +27,10 @@ int count_nodes(const std::vector<CpuPlace>& places);
 // its node has one. More threads than CPUs go round.
 std::vector<int> thread_cpus(const std::vector<CpuPlace>& places, int threads);
 
+// The CPUs that each of them may run on, near its share: that one where every core has a thread; else all of its node,
+// as another program of few threads would choose the same ones.
+std::vector<std::vector<int>> thread_bounds(const std::vector<CpuPlace>& places, int threads);
+
 // CPUs of the affinity mask, no more than the control groups' quota: what programs should count.
 int usable_cpu_count();
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
@@ -59,6 +60,21 @@ TEST_F(Topology, ThreadsFillCoresBeforeHyperThreadsAndNeighboursShareANode) {
     for (size_t i = 1; i < cpus.size(); ++i) switches += cpus[i] % 8 / 4 != cpus[i - 1] % 8 / 4;
     EXPECT_LE(switches, 1) << threads;
     EXPECT_EQ(std::set<int>(cpus.begin(), cpus.end()).size(), std::min(cpus.size(), places.size())) << threads;
+  }
+}
+
+// Two servers of four threads each: both would have the first two cores of each node.
+TEST_F(Topology, FewThreadsAreBoundToTheirNodeAndNotToACpu) {
+  const auto places = two_nodes();
+  const std::vector<int> first = {0, 1, 2, 3, 8, 9, 10, 11}, second = {4, 5, 6, 7, 12, 13, 14, 15};
+  auto bounds = thread_bounds(places, 4);
+  for (auto& cpus : bounds) std::sort(cpus.begin(), cpus.end());
+  EXPECT_EQ(bounds, (std::vector<std::vector<int>>{first, first, second, second}));
+  for (const int threads : {8, 16}) {  // every core has one
+    const auto cpus = thread_cpus(places, threads);
+    const auto own = thread_bounds(places, threads);
+    ASSERT_EQ(own.size(), cpus.size());
+    for (size_t i = 0; i < own.size(); ++i) EXPECT_EQ(own[i], std::vector<int>{cpus[i]});
   }
 }
 

@@ -35,19 +35,20 @@ void wait_while_equal(const std::atomic<T>& value, T old) {
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 
-void pin_to(int cpu) {
+void bind_to(const std::vector<int>& cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
+  for (const int cpu : cpus) CPU_SET(cpu, &set);
   pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // a refusal costs speed, nothing else
 }
 
-// Binds the calling thread, if `cpu` is one, as long as this lives: threads that it makes later would be bound as it
+// Binds the calling thread, if `cpus` are any, as long as this lives: threads that it makes later would be bound as it
 // is, and the CPUs that a program may use are those of its mask.
 class Bound {
  public:
-  explicit Bound(int cpu) : bound_(cpu >= 0 && pthread_getaffinity_np(pthread_self(), sizeof(before_), &before_) == 0) {
-    if (bound_) pin_to(cpu);
+  explicit Bound(const std::vector<int>& cpus)
+      : bound_(!cpus.empty() && pthread_getaffinity_np(pthread_self(), sizeof(before_), &before_) == 0) {
+    if (bound_) bind_to(cpus);
   }
   ~Bound() {
     if (bound_) pthread_setaffinity_np(pthread_self(), sizeof(before_), &before_);
@@ -71,13 +72,15 @@ Range partition(int64_t count, int part, int parts, int64_t align) {
   return {std::min(first * align, count), std::min(last * align, count)};
 }
 
-ThreadPool::ThreadPool(int threads, std::vector<int> cpus) : threads_(std::max(1, threads)), cpus_(std::move(cpus)) {
-  assert(cpus_.empty() || cpus_.size() == static_cast<size_t>(threads_));
+ThreadPool::ThreadPool(int threads, std::vector<std::vector<int>> cpus)
+    : threads_(std::max(1, threads)), cpus_(std::move(cpus)) {
+  cpus_.resize(static_cast<size_t>(threads_));
   workers_.reserve(static_cast<size_t>(threads_ - 1));
   try {
     for (int i = 1; i < threads_; ++i) {
       workers_.emplace_back([this, i] {
-        if (!cpus_.empty() && cpus_[static_cast<size_t>(i)] >= 0) pin_to(cpus_[static_cast<size_t>(i)]);
+        const std::vector<int>& own = cpus_[static_cast<size_t>(i)];
+        if (!own.empty()) bind_to(own);
         worker(i);
       });
     }
@@ -100,7 +103,7 @@ void ThreadPool::end() {
 }
 
 void ThreadPool::run_erased(Function function, void* context) {
-  const Bound bound(cpus_.empty() ? -1 : cpus_[0]);
+  const Bound bound(cpus_[0]);
   if (threads_ == 1) {
     function(context, 0);
     return;

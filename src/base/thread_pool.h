@@ -24,9 +24,10 @@ Range partition(int64_t count, int part, int parts, int64_t align = 1);
 
 class ThreadPool {
  public:
-  // `threads` >= 1 counts the caller of run(). Where `cpus` is given, thread i is bound to cpus[i] (the caller, thread
-  // 0, while it is in run()); to none where that is negative. Throws where the system allows no more threads.
-  explicit ThreadPool(int threads, std::vector<int> cpus = {});
+  // `threads` >= 1 counts the caller of run(). Where `cpus` is given, thread i is bound to those of cpus[i] (the
+  // caller, thread 0, while it is in run()); to none where these are none. Throws where the system allows no more
+  // threads.
+  explicit ThreadPool(int threads, std::vector<std::vector<int>> cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -61,7 +62,7 @@ class ThreadPool {
   void end();
 
   const int threads_;
-  const std::vector<int> cpus_;
+  std::vector<std::vector<int>> cpus_;
   Function function_ = nullptr;
   void* context_ = nullptr;
   std::vector<std::thread> workers_;

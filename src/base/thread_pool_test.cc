@@ -64,7 +64,7 @@ TEST(ThreadPool, TheCallerIsBoundOnlyWhileItComputes) {
   int cpu = 0;
   while (CPU_ISSET(cpu, &before) == 0) ++cpu;
   for (const int threads : {1, 2}) {
-    ThreadPool pool(threads, std::vector<int>(static_cast<size_t>(threads), cpu));
+    ThreadPool pool(threads, std::vector<std::vector<int>>(static_cast<size_t>(threads), {cpu}));
     pool.run([&](int) {
       const cpu_set_t here = mask();
       EXPECT_EQ(CPU_COUNT(&here), 1);
@@ -73,6 +73,26 @@ TEST(ThreadPool, TheCallerIsBoundOnlyWhileItComputes) {
     const cpu_set_t after = mask();
     EXPECT_TRUE(CPU_EQUAL(&before, &after)) << threads;
   }
+}
+
+TEST(ThreadPool, AThreadMayRunOnAllCpusThatItIsBoundTo) {
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  ASSERT_EQ(pthread_getaffinity_np(pthread_self(), sizeof(all), &all), 0);
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE && cpus.size() < 2; ++cpu) {
+    if (CPU_ISSET(cpu, &all)) cpus.push_back(cpu);
+  }
+  ThreadPool pool(3, {cpus, cpus, {}});
+  std::vector<cpu_set_t> masks(3);
+  pool.run([&](int thread) {
+    pthread_getaffinity_np(pthread_self(), sizeof(cpu_set_t), &masks[static_cast<size_t>(thread)]);
+  });
+  for (const size_t thread : {0, 1}) {
+    EXPECT_EQ(static_cast<size_t>(CPU_COUNT(&masks[thread])), cpus.size());
+    for (const int cpu : cpus) EXPECT_TRUE(CPU_ISSET(cpu, &masks[thread])) << thread;
+  }
+  EXPECT_TRUE(CPU_EQUAL(&masks[2], &all));
 }
 
 }  // namespace

@@ -119,7 +119,9 @@ Result<std::vector<ThreadRate>> measure_thread_rates(std::span<const int> counts
   NFP_ASSIGN_OR_RETURN(Mapping memory, Mapping::create(kBytes));
   std::vector<ThreadRate> rates;
   for (const int count : counts) {
-    ThreadPool pool(count, thread_cpus(places, count));
+    std::vector<std::vector<int>> own;  // so that rates are those of as many cores
+    for (const int cpu : thread_cpus(places, count)) own.push_back({cpu});
+    ThreadPool pool(count, std::move(own));
     if (rates.empty()) touch(pool, memory);
     rates.push_back({count, bandwidth_of(pool, kSeconds, memory, kernels) * 1e-9,
                      rate_of(pool, kSeconds, kernels.fma_loop) * 1e-9});

@@ -36,7 +36,7 @@ class CpuEvent final : public Event {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const KernelTable& kernels, int threads, std::vector<int> cpus, int nodes)
+  CpuBackend(const KernelTable& kernels, int threads, std::vector<std::vector<int>> cpus, int nodes)
       : threads_(threads, std::move(cpus)), executor_(kernels, threads_, nodes) {
     info_.name = "cpu";
     info_.kernels = kernels.name;
@@ -209,8 +209,9 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuOptions& options) {
   // Where every CPU has a thread, any other that runs for a moment can leave two of them on one CPU for longer than it
   // ran, and a step lasts twice as long. Bound to theirs they stay apart. Not the caller, for whom one CPU is left.
   const bool full = threads > 1 && static_cast<size_t>(threads) == places.size();
-  std::vector<int> cpus = pin || full ? thread_cpus(places, threads) : std::vector<int>();
-  if (!pin && full) cpus[0] = -1;
+  std::vector<std::vector<int>> cpus;
+  if (pin || full) cpus = thread_bounds(places, threads);
+  if (!pin && full) cpus[0].clear();
   return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(kernels, threads, std::move(cpus), nodes));
 }
 

@@ -99,7 +99,7 @@ Result<std::unique_ptr<ModelSource>> ModelSource::open(const std::string& model)
   std::error_code code;
   if (fs::is_directory(model, code)) return open_directory(model);
   if (fs::exists(model, code)) {
-    if (!model.ends_with(".safetensors")) return open_gguf(model);
+    if (!model.ends_with(".safetensors") && !model.ends_with(".json")) return open_gguf(model);
     return error(ErrorCode::kUsage, "{}: is one file of a model; give the directory that it lies in", model);
   }
   if (const auto name = parse_hub_name(model)) {

@@ -137,6 +137,9 @@ TEST_F(Source, FilesThatAreMissingOrUnreadableAreNamed) {
   EXPECT_NE(failure(path("m")).find("config.json"), std::string::npos);
   ASSERT_TRUE(write_file(path("m/model.safetensors"), "x").ok());
   EXPECT_NE(failure(path("m/model.safetensors")).find("directory"), std::string::npos);
+  // Which inspect takes alone.
+  ASSERT_TRUE(write_file(path("m/config.json"), "{}").ok());
+  EXPECT_NE(failure(path("m/config.json")).find("directory"), std::string::npos);
   if (geteuid() == 0) GTEST_SKIP() << "root may read everything";
   std::filesystem::permissions(path("m/config.json"), std::filesystem::perms::none);
   EXPECT_NE(failure(path("m")).find("config.json: cannot be opened"), std::string::npos);

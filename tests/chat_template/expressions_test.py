@@ -57,8 +57,7 @@ UNSUPPORTED = ["{{ 1 | filesizeformat }}", "{{ [1] | batch(2) | list }}", "{{ s 
                "{{ s is callable }}", "{{ '%s' % 1 }}", "{{ '{:>9}'.format(1) }}", "{{ '{d.a}'.format(d=d) }}", "{{ '{a}'.format_map(d) }}", "{{ s.center(9) }}", "{{ s.zfill(9) }}",
                "{{ s.swapcase() }}", "{{ s.partition(' ') }}", "{{ s.islower() }}", "{{ s.index('l') }}", "{% for i in l %}{{ loop.changed(i) }}{% endfor %}", "{{ s.encode() }}", "{{ 2 ** 3 }}", "{{ +1 }}", "{{ cycler(1) }}", "{{ joiner() }}", "{{ m(*l) }}", "{{ m(**d) }}",
                "{% for i in l recursive %}{% endfor %}", "{% with a = 1 %}{% endwith %}", "{% print 1 %}", "{% include 'a' %}",
-               "{% macro m() %}{{ varargs }}{% endmacro %}", "{% macro m() %}{{ caller() }}{% endmacro %}",
-               "{% call m() %}{% endcall %}", "{{ d[1, 2] }}", "{{ l | sort(attribute='a,b') }}", "{{ 1.5 | round(-1) }}",
+               "{% macro m() %}{{ varargs }}{% endmacro %}", "{{ d[1, 2] }}", "{{ l | sort(attribute='a,b') }}", "{{ 1.5 | round(-1) }}",
                "{{ 'ﬁ' | upper }}", "{{ d.keys() == d.keys() }}", "{{ d.keys() }}", "{{ range(3) }}", "{% for i in l %}{{ loop }}{% endfor %}", "{{ {1: 2}[1.0] }}", "{{ range(3)[1] }}", "{{ l * 2 }}", "{{ 2.5 // 2 }}",
                "{{ 2.5 % 2 }}", "{{ 1e3 }}", "{{ 1_000 }}", "{{ 0x1F }}", "{{ '\\101' }}", "{{ '\\N{BULLET}' }}", "{{ {2.5: 1} }}", "{{ {none: 1} }}",
                "{{ dict(d) }}", "{{ namespace(d) }}", "{{ n | abs }}", "{{ n | float }}", "{{ x | round }}", "{{ l | sum }}", "{{ [none] | unique | list }}",
@@ -142,7 +141,7 @@ class Programs:
         r = self.random
         body = lambda: self.block(depth + 1)  # noqa: E731
         e = lambda: self.expression(2)  # noqa: E731
-        kind = r.randrange(12) if depth < 3 else 0
+        kind = r.randrange(13) if depth < 3 else 0
         if kind in (0, 1):
             return f"{self.pick(['{{', '{{-'])} {self.expression(1)} {self.pick(['}}', '-}}'])}"
         if kind == 2:
@@ -168,6 +167,11 @@ class Programs:
             call = self.pick(["m(1)", "m()", "m(1, 2)", "m(b=3, a=4)", "m(1, 2, 3)", "m(1, c=2)"])
             inside = self.pick(["{{ a }}/{{ b }}", "{{ a }}{{ v }}{% set v = 9 %}"])
             return self.tag("macro m(a, b='B')") + inside + body() + self.tag("endmacro") + "{{ " + call + " }}"
+        if kind == 12:
+            inside = self.pick(["{{ caller() }}", "{{ caller(a, 2) }}", "{{ caller is defined }}{{ a }}", "{{ caller(b=a) if caller else a }}"])
+            signature = self.pick(["", "()", "(a)", "(a, b='B')", "(v=n, b=1)"])
+            macro = self.tag("macro m(a)") + inside + body() + self.tag("endmacro") + "{{ m() }}" * (r.random() < 0.1)
+            return macro + self.tag(f"call{signature} m({e()})") + "{{ a }}{{ b }}{{ v }}" + body() + self.tag("endcall")
         if kind == 10:
             return self.tag(f"filter {self.pick(['upper', 'trim | title', 'indent(2)', 'replace(n, x)', 'length'])}") + body() + self.tag("endfilter")
         return self.tag("for i in nested") + self.tag("for j in i") + "{{ loop.index }}{{ j }}" + body() + self.tag("endfor") + self.tag("endfor")

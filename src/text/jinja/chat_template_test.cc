@@ -84,6 +84,25 @@ TEST(ChatTemplate, ScopesAreThoseOfJinja) {
   EXPECT_EQ(rendered("{% macro m(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ m(1) }}c"), "12c");
 }
 
+TEST(ChatTemplate, CallBlocksGiveTheirBodyToAMacro) {
+  const std::string macro = "{% macro m(a) %}<{{ caller(a) if caller else '-' }}>{% endmacro %}";
+  EXPECT_EQ(rendered(macro + "{{ m(1) }}{% call(x, y=3) m(1) %}{{ x }}{{ y }}{% endcall %}"), "<-><13>");
+  EXPECT_EQ(rendered(macro + "{% for i in 'ab' %}{% call(x) m(1) %}{{ i }}{{ loop.index }}{% endcall %}{% endfor %}"),
+            "<a1><b2>");
+  EXPECT_EQ(rendered(macro + "{% call(x) m(1) %}{% call(y) m(2) %}{{ x }}{{ y }}{% endcall %}{% endcall %}"), "<<12>>");
+  // A body that asks for `caller` has its own, which nobody gave it.
+  EXPECT_EQ(error_of("{% macro o() %}{{ caller() }}{% endmacro %}{% macro m() %}{% call o() %}{{ caller() }}{% endcall "
+                     "%}{% endmacro %}{% call m() %}{% endcall %}"),
+            "chat template 't' line 1: No caller defined");
+  EXPECT_EQ(error_of("{% macro m() %}{% endmacro %}{% call m() %}{% endcall %}"),
+            "chat template 't' line 1: macro 'm' takes no keyword argument 'caller'");
+  EXPECT_EQ(error_of("{% call dict() %}{% endcall %}"),
+            "chat template 't' line 1: a call block's call gave a value of type 'dict'");
+  EXPECT_EQ(error_of("{% call m %}{% endcall %}"), "chat template 't' line 1: syntax error: expected call");
+  EXPECT_EQ(error_of("{% macro m(caller) %}{{ caller }}{% endmacro %}"),
+            "chat template 't' line 1: syntax error: the argument 'caller' of a macro must be given a default");
+}
+
 TEST(ChatTemplate, LoopsKnowWhereTheyStand) {
   EXPECT_EQ(rendered("{% for x in 'abc' if x != 'b' %}{{ loop.index }}{{ loop.last }}{{ loop.length }} {% endfor %}"),
             "1False2 2True2 ");
@@ -167,9 +186,7 @@ TEST(ChatTemplate, NamesWhatIsNotSupported) {
            {"{{ f(*x) }}", "syntax error: arguments with * or ** are"},
            {"{% for x in y recursive %}{% endfor %}", "syntax error: recursive loops are"},
            {"{% with a = 1 %}{% endwith %}", "syntax error: the tag 'with' is"},
-           {"{% macro m() %}{{ kwargs }}{% endmacro %}", "syntax error: varargs, kwargs and caller of macros are"},
-           {"{% macro m() %}{{ caller() }}{% endmacro %}", "syntax error: varargs, kwargs and caller of macros are"},
-           {"{% call m() %}{% endcall %}", "syntax error: the tag 'call' is"},
+           {"{% macro m() %}{{ kwargs }}{% endmacro %}", "syntax error: varargs and kwargs of macros are"},
            {"{% raw %}{% endraw %}", "syntax error: the tag 'raw' is"},
            {"{{ 1e3 }}", "syntax error: a number with an exponent, an underscore or another base is"},
            {"{{ 2.5 // 1 }}", "// of floats is"},

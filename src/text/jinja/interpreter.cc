@@ -9,7 +9,11 @@ namespace {
 class Interpreter {
  public:
   Interpreter(const Template& program, Runtime& rt, std::vector<Value> context)
-      : program_(program), rt_(rt), context_(std::move(context)), loop_symbol_(program.symbols.find("loop")) {}
+      : program_(program),
+        rt_(rt),
+        context_(std::move(context)),
+        loop_symbol_(program.symbols.find("loop")),
+        caller_symbol_(program.symbols.find("caller")) {}
 
   std::string run() {
     std::string out;
@@ -77,6 +81,18 @@ class Interpreter {
     return Flow::kNormal;
   }
 
+  Value macro_of(const Stmt& s) {
+    auto* macro = rt_.make<Macro>();
+    macro->node = &s;
+    macro->scope = scope_;
+    return Value::object(Kind::kMacro, macro);
+  }
+
+  // What a call block gives to the macro that it calls.
+  void store_caller(const Value& caller) {
+    store(caller_symbol_->second, caller.none_or_missing() ? rt_.undefined("No caller defined") : caller);
+  }
+
   // Runs a body in `scope` with its output kept apart.
   Flow capture(const std::vector<Stmt*>& body, Scope* scope, std::string* out) {
     const Restore<std::string*> restore_out(out_, out);
@@ -104,15 +120,18 @@ class Interpreter {
       case StmtKind::kSetBlock:
       case StmtKind::kFilter:
         return run_block(s);
-      case StmtKind::kMacro: {
-        auto* macro = rt_.make<Macro>();
-        macro->node = &s;
-        macro->scope = scope_;
-        store(s.symbol, Value::object(Kind::kMacro, macro));
+      case StmtKind::kMacro:
+        store(s.symbol, macro_of(s));
+        break;
+      case StmtKind::kCallBlock: {
+        const Value value = evaluate_of_values(*s.expr, macro_of(s));
+        if (!value.is(Kind::kString)) rt_.fail("a call block's call gave a value of type '{}'", type_name(value));
+        print(value.text());
         break;
       }
       case StmtKind::kGeneration: {
         const Restore<Scope*> restore(scope_, rt_.make<Scope>(scope_));
+        if (s.reads_caller) store_caller(Value());
         run_body(s.body);
         break;
       }
@@ -207,14 +226,15 @@ class Interpreter {
     }
   }
 
-  // An expression of what all the expressions in it are worth.
-  Value evaluate_of_values(const Expr& e) {
+  // An expression of what all the expressions in it are worth. `caller`: a call's, of a call block.
+  Value evaluate_of_values(const Expr& e, const Value& caller = {}) {
     std::vector<Value> v(e.items.size());
     for (size_t i = 0; i < v.size(); ++i) {
       if (e.items[i] != nullptr) v[i] = evaluate(*e.items[i]);
     }
     std::vector<std::pair<std::string_view, Value>> named;
     for (const auto& [name, expr] : e.named) named.emplace_back(name, evaluate(*expr));
+    if (!caller.missing()) named.emplace_back("caller", caller);
     rt_.line = e.line;
     switch (e.kind) {
       case ExprKind::kList:
@@ -284,7 +304,17 @@ class Interpreter {
     }
     std::vector<Value> given(args.positional);
     given.resize(s.parameters.size());
+    Value caller;
+    bool has_caller_parameter = false;
+    for (const Stmt::Parameter& parameter : s.parameters) {
+      has_caller_parameter = has_caller_parameter || parameter.name == "caller";
+    }
+    const bool takes_caller = s.reads_caller && !has_caller_parameter;
     for (const auto& [name, value] : args.named) {
+      if (takes_caller && name == "caller") {
+        caller = value;
+        continue;
+      }
       size_t i = 0;
       while (i < given.size() && s.parameters[i].name != name) ++i;
       if (i == given.size() || !given[i].missing()) {
@@ -292,6 +322,7 @@ class Interpreter {
       }
       given[i] = value;
     }
+    if (takes_caller) store_caller(caller);
     for (size_t i = 0; i < given.size(); ++i) {  // a default may use the parameters before it
       const Stmt::Parameter& parameter = s.parameters[i];
       if (given[i].missing()) {
@@ -311,7 +342,7 @@ class Interpreter {
   std::vector<Value> context_;  // by symbol: what the template was given, and the functions that it has asked for
   Scope* scope_ = nullptr;
   std::string* out_ = nullptr;
-  const std::map<std::string_view, Symbol>::const_iterator loop_symbol_;
+  const std::map<std::string_view, Symbol>::const_iterator loop_symbol_, caller_symbol_;
   Value block_text_;  // what the filters of a block are applied to
 };
 

@@ -128,6 +128,12 @@ class Parser {
     const Restore<int> loops(loops_, 0), macros(macros_, macros_ + 1);
     return body_to(end);
   }
+  void macro_body(Stmt* s, std::string_view end) {
+    const bool outside = std::exchange(reads_caller_, false);
+    s->body = function_body(end);
+    s->reads_caller = reads_caller_;
+    reads_caller_ = reads_caller_ || outside;
+  }
 
   Stmt* statement() {
     const TokenData& tag = expect(Token::kName, "a tag name");
@@ -136,18 +142,19 @@ class Parser {
     if (tag.text == "for") return parse_for(line);
     if (tag.text == "set") return parse_set(line);
     if (tag.text == "macro") return parse_macro(line);
+    if (tag.text == "call") return parse_call(line);
     if (tag.text == "filter") return parse_filter(line);
     if (tag.text == "generation") {
       Stmt* s = make(StmtKind::kGeneration, line);
-      s->body = function_body("endgeneration");
+      macro_body(s, "endgeneration");
       return s;
     }
     if (tag.text == "break" || tag.text == "continue") {
       if (loops_ == 0) fail(fmt::format("'{}' outside loop", tag.text));
       return make(tag.text == "break" ? StmtKind::kBreak : StmtKind::kContinue, line);
     }
-    for (const std::string_view other : {"call", "raw", "include", "import", "from", "extends", "block", "autoescape",
-                                         "with", "print", "do", "trans", "debug"}) {
+    for (const std::string_view other : {"raw", "include", "import", "from", "extends", "block", "autoescape", "with",
+                                         "print", "do", "trans", "debug"}) {
       if (tag.text == other) unsupported(fmt::format("the tag '{}' is", other));
     }
     fail(fmt::format("Encountered unknown tag '{}'.", tag.text));
@@ -206,6 +213,24 @@ class Parser {
     const Expr* name = name_target();
     s->symbol = name->symbol;
     s->name = name->name;
+    signature(s);
+    macro_body(s, "endmacro");
+    check_caller(*s);
+    return s;
+  }
+
+  Stmt* parse_call(int line) {
+    Stmt* s = make(StmtKind::kCallBlock, line);
+    s->name = "caller";
+    if (at("(")) signature(s);
+    s->expr = expression();
+    if (s->expr->kind != ExprKind::kCall) fail("expected call");
+    macro_body(s, "endcall");
+    check_caller(*s);
+    return s;
+  }
+
+  void signature(Stmt* s) {
     expect("(");
     while (!at(")")) {
       if (!s->parameters.empty()) expect(",");
@@ -213,8 +238,14 @@ class Parser {
       s->parameters.push_back(parameter(*s));
     }
     take();
-    s->body = function_body("endmacro");
-    return s;
+  }
+
+  void check_caller(const Stmt& macro) {
+    for (const Stmt::Parameter& parameter : macro.parameters) {
+      if (macro.reads_caller && parameter.name == "caller" && parameter.default_value == nullptr) {
+        fail("the argument 'caller' of a macro must be given a default");
+      }
+    }
   }
 
   Stmt::Parameter parameter(const Stmt& macro) {
@@ -259,8 +290,9 @@ class Parser {
 
   void note_read(const Expr& variable) {
     out_.read[variable.symbol] = true;
-    if (macros_ > 0 && (variable.name == "varargs" || variable.name == "kwargs" || variable.name == "caller")) {
-      unsupported("varargs, kwargs and caller of macros are");
+    if (variable.name == "caller") reads_caller_ = true;
+    if (macros_ > 0 && (variable.name == "varargs" || variable.name == "kwargs")) {
+      unsupported("varargs and kwargs of macros are");
     }
   }
 
@@ -564,10 +596,11 @@ class Parser {
   Template& out_;
   const std::vector<TokenData> tokens_;
   size_t at_ = 0;
-  int nesting_ = 0;  // expressions around the place
-  int blocks_ = 0;   // block tags around it
-  int loops_ = 0;    // for loops around it, within the innermost macro
-  int macros_ = 0;   // macros around it
+  int nesting_ = 0;            // expressions around the place
+  int blocks_ = 0;             // block tags around it
+  int loops_ = 0;              // for loops around it, within the innermost macro
+  int macros_ = 0;             // macros around it
+  bool reads_caller_ = false;  // the body that is read asks for `caller`
 };
 
 }  // namespace

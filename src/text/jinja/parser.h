@@ -62,6 +62,7 @@ enum class StmtKind : uint8_t {
   kSetBlock,    // target = body, through the filters of expr (may be null)
   kFilter,      // body through the filters of expr
   kMacro,       // symbol(parameters): body
+  kCallBlock,   // expr, a call of a macro that gets caller(parameters): body
   kGeneration,  // transformers' {% generation %}: body in a scope of its own
   kBreak,
   kContinue,
@@ -90,6 +91,7 @@ struct Stmt {
   std::vector<Stmt*> other;
   std::vector<Branch> branches;
   std::vector<Parameter> parameters;
+  bool reads_caller = false;  // a macro or call block: something in its body asks for `caller`
 };
 
 struct Template {

@@ -158,9 +158,9 @@ class Programs:
         if kind == 5:
             return self.tag("for k, v in " + self.pick(["d.items()", "d | items", "d | dictsort", "pairs", "nested", "l", "dd"])) + "{{ k }}={{ v }};" + body() + self.tag("endfor")
         if kind == 6:
-            return self.tag(f"set {self.pick(['v', 'w', 'nn', 'ss'])} = {e()}")
+            return self.tag(f"set {self.pick(['v', 'w', 'nn', 'ss', 'n', 's'])} = {e()}")
         if kind == 7:
-            return self.tag(f"set {self.pick(['v', 'w'])}{self.pick(['', ' | upper', ' | trim | length'])}") + body() + self.tag("endset")
+            return self.tag(f"set {self.pick(['v', 'w', 's', 'u'])}{self.pick(['', ' | upper', ' | trim | length'])}") + body() + self.tag("endset")
         if kind == 8:
             return self.tag("set ns = namespace(c=0, l=[])") + self.tag("for i in l") + self.tag(f"set ns.c = {self.pick(['ns.c + i', 'i', e()])}") + body() + self.tag("endfor") + "{{ ns.c }}{{ ns.nope }}"
         if kind == 9:

@@ -84,6 +84,25 @@ TEST(ChatTemplate, ScopesAreThoseOfJinja) {
   EXPECT_EQ(rendered("{% macro m(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ m(1) }}c"), "12c");
 }
 
+TEST(ChatTemplate, VariablesThatAScopeAssignsFirstAreItsOwn) {
+  const ordered_json k = {{"k", "K"}};
+  EXPECT_EQ(rendered("{% set k %}[{{ k }}]{% endset %}{{ k }}", k), "[]");
+  EXPECT_EQ(rendered("{% macro m() %}[{{ k }}]{% endmacro %}{{ m() }}{% set k = 1 %}{{ m() }}", k), "[][1]");
+  EXPECT_EQ(rendered("{% for i in 'ab' %}{% for j in 'c' %}[{{ k }}]{% endfor %}{% set k = i %}{% endfor %}", k),
+            "[][]");
+  EXPECT_EQ(
+      rendered("{% for i in '' %}{% else %}{% set z %}[{{ k }}]{% endset %}{{ z }}{% set k = 1 %}{% endfor %}", k),
+      "[]");
+  EXPECT_EQ(rendered("{% filter replace('a', k) %}a{% set k = 'b' %}{% endfilter %}{{ k }}", k), "bK");
+  // Read before, known to a scope around, or assigned in an `if` only: the variable from outside.
+  EXPECT_EQ(rendered("{{ k }}{% set k %}[{{ k }}]{% endset %}{{ k }}", k), "K[K]");
+  EXPECT_EQ(rendered("{{ k }}{% for i in 'ab' %}{% for j in 'c' %}[{{ k }}]{% endfor %}{% set k = i %}{% endfor %}", k),
+            "K[K][K]");
+  EXPECT_EQ(
+      rendered("{% macro m() %}[{{ k }}]{% endmacro %}{{ m() }}{% if true %}{% set k = 1 %}{% endif %}{{ m() }}", k),
+      "[K][1]");
+}
+
 TEST(ChatTemplate, CallBlocksGiveTheirBodyToAMacro) {
   const std::string macro = "{% macro m(a) %}<{{ caller(a) if caller else '-' }}>{% endmacro %}";
   EXPECT_EQ(rendered(macro + "{{ m(1) }}{% call(x, y=3) m(1) %}{{ x }}{{ y }}{% endcall %}"), "<-><13>");

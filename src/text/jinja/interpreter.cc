@@ -18,7 +18,7 @@ class Interpreter {
   std::string run() {
     std::string out;
     out_ = &out;
-    scope_ = rt_.make<Scope>(nullptr);
+    scope_ = make_scope(nullptr, program_.unset);
     run_body(program_.body);
     out_ = nullptr;
     return out;
@@ -28,6 +28,18 @@ class Interpreter {
   enum class Flow { kNormal, kBreak, kContinue };
 
   // --- Variables
+
+  Scope* make_scope(Scope* around, const std::vector<Symbol>& unset) {
+    auto* scope = rt_.make<Scope>(around);
+    for (const Symbol symbol : unset) {
+      rt_.step();
+      const std::string_view name = program_.symbol_names[symbol];
+      if (context_[symbol].missing() && find_function(name) == nullptr) continue;  // is undefined by itself
+      rt_.charge(sizeof(*scope->variables.begin()));
+      scope->variables[symbol] = rt_.undefined(fmt::format("'{}' is undefined", short_name(name)));
+    }
+    return scope;
+  }
 
   void store(Symbol symbol, const Value& value) {
     rt_.step();
@@ -130,7 +142,7 @@ class Interpreter {
         break;
       }
       case StmtKind::kGeneration: {
-        const Restore<Scope*> restore(scope_, rt_.make<Scope>(scope_));
+        const Restore<Scope*> restore(scope_, make_scope(scope_, s.unset));
         if (s.reads_caller) store_caller(Value());
         run_body(s.body);
         break;
@@ -165,7 +177,7 @@ class Interpreter {
     // of them lets it run.
     bool completed = false;
     for (; loop->reach(loop->index0); ++loop->index0) {
-      const Restore<Scope*> restore(scope_, rt_.make<Scope>(around));
+      const Restore<Scope*> restore(scope_, make_scope(around, s.unset));
       if (loop_symbol_ != program_.symbols.end()) store(loop_symbol_->second, Value::object(Kind::kLoop, loop));
       assign(*s.target, loop->items[loop->index0]);
       const Flow flow = run_body(s.body);
@@ -173,18 +185,20 @@ class Interpreter {
       completed = completed || flow == Flow::kNormal;
     }
     if (completed || s.other.empty()) return Flow::kNormal;
-    const Restore<Scope*> restore(scope_, rt_.make<Scope>(around));
+    const Restore<Scope*> restore(scope_, make_scope(around, s.unset_other));
     return run_body(s.other);  // a break in here ends the loop around
   }
 
   // A set or filter block.
   Flow run_block(const Stmt& s) {
     std::string text;
-    const Flow flow = capture(s.body, rt_.make<Scope>(scope_), &text);
+    Scope* scope = make_scope(scope_, s.unset);
+    const Flow flow = capture(s.body, scope, &text);
     if (flow != Flow::kNormal) return flow;
     Value value = rt_.string(std::move(text));
     if (s.expr != nullptr) {
       const Restore<Value> restore(block_text_, value);
+      const Restore<Scope*> restore_scope(scope_, scope);  // the body's variables are the filters' too
       value = evaluate(*s.expr);
     }
     if (s.kind == StmtKind::kSetBlock) {
@@ -297,7 +311,7 @@ class Interpreter {
   }
 
   Value call_macro(const Stmt& s, Scope* defined_in, const Args& args) {
-    Scope* scope = rt_.make<Scope>(defined_in);
+    Scope* scope = make_scope(defined_in, s.unset);
     const Restore<Scope*> restore(scope_, scope);
     if (args.positional.size() > s.parameters.size()) {
       rt_.fail("macro '{}' takes not more than {} argument(s)", s.name, s.parameters.size());

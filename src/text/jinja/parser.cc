@@ -8,6 +8,7 @@
 #include <span>
 
 #include "text/jinja/lexer.h"
+#include "text/jinja/scopes.h"
 #include "text/utf8.h"
 
 namespace nfp::jinja {
@@ -615,6 +616,7 @@ Result<std::shared_ptr<const Template>> parse_template(const std::string& source
   out->name = std::move(name);
   try {
     Parser(*out, tokenize(source)).run();
+    find_unset(*out);
   } catch (const Failure& failure) {
     return error(failure.code, "chat template '{}' line {}: syntax error: {}", out->name, failure.line,
                  failure.message);

@@ -91,12 +91,15 @@ struct Stmt {
   std::vector<Stmt*> other;
   std::vector<Branch> branches;
   std::vector<Parameter> parameters;
-  bool reads_caller = false;  // a macro or call block: something in its body asks for `caller`
+  std::vector<Symbol> unset;        // variables without a value where `body` begins (scopes.h)
+  std::vector<Symbol> unset_other;  // where a for's `other` does
+  bool reads_caller = false;        // a macro or call block: something in its body asks for `caller`
 };
 
 struct Template {
   std::string name;
   std::vector<Stmt*> body;
+  std::vector<Symbol> unset;  // as a Stmt's
 
   std::deque<Expr> exprs;
   std::deque<Stmt> stmts;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -355,6 +356,40 @@ void add_simulation_flags(CLI::App& verb, ReplayFlags& f) {
                 "request alone), its steps, those in flight and its FP8 levels");
 }
 
+// Says which flags that were given mean nothing to what is asked for.
+void warn_of_idle_flags(const CLI::App& verb, const ReplayFlags& f) {
+  const auto warn = [&](std::initializer_list<const char*> names, std::string_view reason) {
+    for (const char* name : names) {
+      if (verb.count(name) > 0) log::warn("{}: does nothing, as {}", name, reason);
+    }
+  };
+  const bool real = !f.http.url.empty();
+  if (real) {
+    warn({"--fp8-levels", "--exact-decode", "--replicas", "--max-num-seqs", "--kv-tokens", "--steps-in-flight",
+          "--noise", "--uneven", "--slowdown", "--as-served"},
+         "it is of a simulated machine, and --url is a real one");
+    if (!f.send_targets) warn({"--slo-factor"}, "requests name no targets without --send-targets");
+  } else {
+    warn({"--model", "--api-key", "--vocab"}, "it is of --url");
+    if (!f.as_served) warn({"--send-targets"}, "simulated requests have these targets without --as-served");
+    if (f.as_served && !f.send_targets) {
+      warn({"--slo-factor"}, "the targets are those of --as-served without --send-targets");
+    }
+    const bool slo = std::any_of(f.policies.begin(), f.policies.end(),
+                                 [](const std::string& policy) { return parse_slo_levels(policy).has_value(); });
+    if (!slo) warn({"--slo-missed", "--exact-decode"}, "only slo goes by it, which is not among --policies");
+  }
+  if (real && f.table.empty()) {
+    warn({"--table-model", "--table-engine", "--table-scale", "--max-num-batched-tokens"},
+         "there are no step times without --simulate");
+  }
+  if (f.find_rate) {
+    warn({"--goodput", "--kl"}, "--find-rate finds rates alone");
+  } else {
+    warn({"--attainment"}, "it is of --find-rate");
+  }
+}
+
 // As a shell takes it for one word.
 std::string shell_word(const std::string& text) {
   constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=+@%";
@@ -412,6 +447,7 @@ void add_replay(CLI::App& app, Status& status) {
     flags->steps_in_flight_given = verb->count("--steps-in-flight") > 0;
     flags->uneven_given = verb->count("--uneven") > 0;
     flags->step_tokens_given = verb->count("--max-num-batched-tokens") > 0;
+    warn_of_idle_flags(*verb, *flags);
     status = run(*flags);
   });
 }

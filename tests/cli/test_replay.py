@@ -131,6 +131,18 @@ class Replay(Scratch):
         for name in ("--policies", "slow", "threshold:", "slo, slo-fp16, slo-fp8"):
             self.assertIn(name, line)
 
+    def test_flags_that_do_nothing_are_named(self):
+        def idle(*words, code=0):
+            return re.findall(r"warning (--[a-z0-9-]+): does nothing, as ", run("replay", self.trace, "--requests", "3", *words, code=code)[1])
+
+        simulated = ("--simulate", self.table)
+        self.assertEqual(idle("--url", "http://127.0.0.1:1", "--noise", "0.1", "--table-scale", "2", "--slo-factor", "3", code=1),
+                         ["--noise", "--slo-factor", "--table-scale"])
+        self.assertEqual(idle(*simulated, "--policies", "fp16", "--vocab", "500", "--exact-decode", "--attainment", "0.5"),
+                         ["--vocab", "--exact-decode", "--attainment"])
+        self.assertEqual(idle(*simulated, "--as-served", "--slo-factor", "3"), ["--slo-factor"])
+        self.assertEqual(idle(*simulated, "--as-served", "--send-targets", "--slo-factor", "3", "--noise", "0.1", "--exact-decode"), [])
+
     def test_files_that_cannot_be_written_are_told_before_the_simulation(self):
         for flag in ("--json", "--csv", "--html"):
             out, err = run("replay", self.trace, "--simulate", self.table, flag, self.path("none/report"), code=1)

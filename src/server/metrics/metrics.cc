@@ -210,7 +210,10 @@ void Metrics::on_step(const StepRecord& step) {
   if (step.exact_tokens > 0) count_tokens(0, step.exact_tokens);
   if (step.switched) changes_[static_cast<size_t>(step.change)].fetch_add(1, std::memory_order_relaxed);
   // Here and below: one thread writes, so load and store need not be one.
-  by_table_.store(by_table_.load(std::memory_order_relaxed) + step.table_s, std::memory_order_relaxed);
+  // The table has no steps with drafts. Those count as they were, or the machine would seem slower by their time.
+  const double by_table = by_table_.load(std::memory_order_relaxed);
+  const bool as_it_was = step.drafted > 0 && by_table > 0;
+  by_table_.store(by_table + (as_it_was ? step.seconds : step.table_s), std::memory_order_relaxed);
   if (step.predicted_s <= 0 || step.seconds <= 0) return;
   predicted_.observe(step.predicted_s);
   prediction_off_.observe(std::abs(step.predicted_s - step.seconds) / step.seconds);

@@ -67,6 +67,28 @@ TEST(Metrics, CountsUnderVllmsNames) {
   EXPECT_TRUE(has_line(text, "nestedfp:step_time_seconds_count{" + m + ",precision=\"fp16\"} 0"));
 }
 
+// Of steps with drafts the table knows nothing: its sum beside that of step times must not lack them.
+TEST(Metrics, StepsWithDraftsCountAsTheyWere) {
+  const auto total = [](const Metrics& metrics) {
+    Metrics::Facts facts;
+    const std::string text = metrics.prometheus(facts);
+    const std::string name = "\nnestedfp:table_step_time_seconds_total{model_name=\"\",engine=\"0\"} ";
+    return text.substr(text.find(name) + name.size(), 3);
+  };
+  StepRecord plain, drafts;
+  plain.table_s = 0.5;
+  plain.seconds = 1;
+  drafts.drafted = 4;
+  drafts.seconds = 2;
+  Metrics without_table;
+  without_table.on_step(drafts);
+  EXPECT_EQ(total(without_table), "0\n#");
+  Metrics metrics;
+  metrics.on_step(plain);
+  metrics.on_step(drafts);
+  EXPECT_EQ(total(metrics), "2.5");
+}
+
 TEST(Metrics, NamesAreUtf8) {
   Metrics metrics;
   Metrics::Facts facts;

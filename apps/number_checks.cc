@@ -1,9 +1,12 @@
 #include "number_checks.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
 #include <string>
+#include <string_view>
 
 namespace nfp {
 namespace {
@@ -41,11 +44,26 @@ std::string check_size(const std::string& text) {
   return text.find('-') != std::string::npos ? "'" + text + "' must not be negative" : "";
 }
 
+// Flags that name something, and are as if they were not given where the name is empty: a variable that is not set
+// would fetch another model, or lose what was measured for minutes.
+constexpr std::string_view kNaming[] = {"file",      "html",     "json-file",  "kld-base",      "revision",
+                                        "save-base", "step-log", "step-times", "chat-template", "trace"};
+
+bool names_something(const CLI::Option& option) {
+  const auto& names = option.get_lnames();
+  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    return std::find(std::begin(kNaming), std::end(kNaming), name) != std::end(kNaming);
+  });
+}
+
 }  // namespace
 
 void check_numbers(CLI::App& app) {
   for (CLI::Option* option : app.get_options([](const CLI::Option*) { return true; })) {
     const std::string type = option->get_type_name();  // with what validators say of themselves behind it
+    if (names_something(*option)) {
+      option->check([](const std::string& text) { return text.empty() ? std::string("the name is empty") : ""; }, "");
+    }
     if (type.find(":SIZE ") != std::string::npos) option->transform(CLI::Validator(check_size, ""));  // goes first
     if (type.starts_with("FLOAT")) option->check(check_finite, "");
     if (type.starts_with("INT")) option->check([](const std::string& text) { return check_whole(text, true); }, "");

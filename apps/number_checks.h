@@ -1,5 +1,5 @@
 // What the parser of the command line would take for a number and should not: nothing, which it reads as 0, NaN, which
-// passes every range, and whole numbers that do not fit, which it wraps or cuts off.
+// passes every range, and whole numbers that do not fit, which it wraps or cuts off; and empty names of files.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -78,6 +78,17 @@ class FlagValues(unittest.TestCase):
         said = run("chat", F16_MODEL, "-n", "9999", stdin="hello\n", code=1)[1]
         self.assertNotIn("max_tokens", said)
 
+    def test_empty_names(self):
+        """They were as if the flag had not been given."""
+        for words, flags in [(["pull", "org/name"], ["--revision", "--file"]), (["generate", "/nowhere"], ["--file"]),
+                             (["perplexity", "/nowhere", "--file", __file__], ["--save-base", "--kld-base"]),
+                             (["evaluate", "/nowhere", "--file", __file__], ["--html", "--json-file"]),
+                             (["replay", __file__, "--simulate", __file__], ["--html"]),
+                             (["bench", "/nowhere", "throughput"], ["--trace"]),
+                             (["serve", "/nowhere"], ["--step-log", "--step-times", "--chat-template"])]:
+            for flag in flags:
+                self.assertIn(f"{flag}: the name is empty", failure(*words, flag, "", code=2, timeout=30), words)
+
     def test_texts(self):
         self.assertIn("--served-model-name", failure("serve", F16_MODEL, "--served-model-name", b"\xff", code=2, timeout=30))
         self.refuse(["serve"], "--max-connections", "0")  # nobody could connect

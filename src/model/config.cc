@@ -396,7 +396,7 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   read_sizes(fields, defaults, config);
   NFP_RETURN_IF_ERROR(fields.status());
   FamilyFields extra;
-  extra.local_rope_theta = fields.number("rope_local_base_freq", 0.0f, 0.0, 1e12);
+  if (defaults.local_base_freq) extra.local_rope_theta = fields.number("rope_local_base_freq", 0.0f, 0.0, 1e12);
   NFP_RETURN_IF_ERROR(read_rope(root, fields, defaults, config, extra.local_rope_theta));
   config.attention_scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim));
   const auto bos = fields.ids("bos_token_id");

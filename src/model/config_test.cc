@@ -531,6 +531,8 @@ TEST(Config, Olmo3HasWindowsWhoseRotationIsNotScaled) {
   ASSERT_TRUE(config.ok()) << config.error().message;
   EXPECT_EQ(config->windows, (std::vector<int32_t>{4096, 4096, 4096, 0, 4096}));
   EXPECT_EQ(config->local_rope_theta, 5e5f);
+  json["rope_local_base_freq"] = 100.0;  // Gemma 3's
+  EXPECT_EQ(parse(json)->local_rope_theta, 5e5f);
   EXPECT_TRUE(config->reads_stream() && config->norm_spans_heads);
   json["num_hidden_layers"] = 2;
   json["layer_types"] = {"full_attention", "sliding_attention"};

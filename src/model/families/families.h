@@ -23,6 +23,7 @@ struct FamilyDefaults {
   int32_t sliding_window_pattern = 0;  // 0 = not read
   float partial_rotary = 0;            // partial_rotary_factor, how much of a head rotates; 0 = all, always
   bool local_rope = false;             // layers with a window have a rotary base of their own
+  bool local_base_freq = false;        // which rope_local_base_freq gives too
   bool has_su_scaling = false;         // LongRoPE also by its first name, "su"
   float norm_eps = 1e-6f;
   float rope_theta = 10000.0f;

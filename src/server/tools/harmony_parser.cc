@@ -22,7 +22,10 @@ class HarmonyParser final : public ToolCallParser {
   }
 
   void finish(std::vector<ToolEvent>* events, bool cut) override {
-    if (where_ == Where::kBody) release(0, events);
+    if (where_ == Where::kBody) {
+      release(0, events);
+      if (!cut) end_body(events);  // the model's end may be the mark itself, which is no text
+    }
     const bool no_header = where_ == Where::kHeader && !cut && held_.starts_with(kStarts[2]);
     if (where_ == Where::kStart || no_header) emit(ToolEvent::Kind::kText, held_, events);
     held_.clear();
@@ -60,7 +63,7 @@ class HarmonyParser final : public ToolCallParser {
           if (!held_.ends_with(end)) continue;
           held_.resize(held_.size() - end.size());
           release(0, events);
-          if (kind_ == ToolEvent::Kind::kArguments && !any_arguments_) emit(kind_, "{}", events);
+          end_body(events);
           where_ = Where::kHeader;
           return;
         }
@@ -81,6 +84,10 @@ class HarmonyParser final : public ToolCallParser {
     } else {
       kind_ = ToolEvent::Kind::kText;  // final, or a preamble to calls
     }
+  }
+
+  void end_body(std::vector<ToolEvent>* events) {
+    if (kind_ == ToolEvent::Kind::kArguments && !any_arguments_) emit(kind_, "{}", events);
   }
 
   size_t partial() const {

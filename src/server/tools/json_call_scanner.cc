@@ -40,9 +40,10 @@ JsonCallScanner::State JsonCallScanner::feed(char c) {
       if (end_.feed(c)) {
         const auto key = unquote(token_);
         if (!key) return broken();
-        field_ = *key == "name"                                ? Field::kName
-                 : *key == "arguments" || *key == "parameters" ? Field::kArguments
-                                                               : Field::kOther;
+        const bool arguments = *key == "arguments" || *key == "parameters";
+        field_ = *key == "name"                 ? Field::kName
+                 : arguments && !saw_arguments_ ? Field::kArguments  // of several the first, which may be sent already
+                                                : Field::kOther;
         where_ = Where::kColon;
       }
       return state_;

@@ -65,6 +65,9 @@ TEST(ToolCallParser, Hermes) {
          "tool_call>\n<tool_call>{\"arguments\":{\"a\":[1,2]},\"name\":\"g\"}</tool_call>",
          {"Let me see.", {{"f", "{}"}, {"g", "{\"a\":[1,2]}"}}});
   expect(f, "<tool_call>{\"name\":\"f\"}</tool_call>", {"", {{"f", "{}"}}});
+  // Arguments that come twice: the first, as they are sent while they come.
+  expect(f, R"(<tool_call>{"name":"f","arguments":{"a":1},"parameters":{"b":2},"arguments":{}}</tool_call>)",
+         {"", {{"f", "{\"a\":1}"}}});
   expect(f, "<tool_call>{\"x\":1}</tool_call> x", {"<tool_call>{\"x\":1}</tool_call> x", {}});
   // White space around calls counts between two texts.
   const std::string call = "<tool_call>\n{\"name\":\"f\",\"arguments\":{}}";

@@ -210,6 +210,11 @@ TEST(WrittenCalls, Harmony) {
          "<|1|>.<|return|>",
          "Paris <|1|>.", {}, nullptr, "Easy: a < b.");
   expect(ToolFormat::kHarmony, "plain text", "plain text", {});
+  // A call without arguments, with its mark and where that mark is the token that ends the answer, which is no text.
+  for (const std::string end : {"<|call|>", ""}) {
+    expect(ToolFormat::kHarmony, "<|channel|>commentary to=functions.now <|constrain|>json<|message|>" + end, "",
+           {{"now", Json::object()}});
+  }
 }
 
 // What users recorded of the models themselves, in form: reports on other servers that did not read it. Names and texts

@@ -216,6 +216,10 @@ class Rewriter {
     }
     rewrite_text(schema);
     rewrite_names(schema);
+    if (has_type(schema, "integer") && has_type(schema, "number")) {  // which integers are
+      Json& types = schema["type"];
+      types.erase(std::find(types.begin(), types.end(), "integer"));
+    }
     if (has_type(schema, "integer")) {
       // xgrammar refuses these.
       for (const char* bound : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}) {

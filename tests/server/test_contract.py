@@ -259,6 +259,24 @@ def test_prompts_are_truncated_from_the_left(fake):
     assert choice["text"] == "xxSAY:yesyes" and choice["logprobs"]["text_offset"] == list(range(13))
 
 
+@pytest.mark.parametrize("path,body,name", [
+    ("/v1/messages", with_messages({**TOOL_USE, "id": 5}), "messages[1].content[0].id"),
+    ("/v1/messages", with_messages({"type": "thinking", "thinking": 5}), "messages[1].content[0].thinking"),
+    ("/v1/messages", with_messages({"type": "tool_result", "tool_use_id": 5}, role="user"), "messages[1].content[0].tool_use_id"),
+    ("/v1/messages", with_messages({"type": "tool_result", "tool_use_id": "c", "is_error": "true"}, role="user"), "messages[1].content[0].is_error"),
+    ("/v1/messages", with_messages(TEXT, tools=[CLAUDES], tool_choice={"type": "auto", "disable_parallel_tool_use": "true"}),
+     "tool_choice.disable_parallel_tool_use"),
+    ("/v1/messages", with_messages(TEXT, tools=[{**CLAUDES, "strict": "true"}]), "tools[0].strict"),
+    ("/v1/responses", {**with_input(), "tools": [{**FUNCTION, "description": 5}]}, "tools[0].description"),
+    ("/v1/chat/completions", chat_with(tools=[{"type": "function", "function": {"name": "f", "strict": "true"}}]), "tools[0].function.strict"),
+    *[("/v1/responses", {**with_input(), "tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "mode": mode, "tools": [{"name": "f"}]}},
+       "tool_choice.mode") for mode in ("none", 5)],
+])
+def test_what_is_of_a_wrong_type_is_not_taken_for_missing(fake, path, body, name):
+    r = httpx.post(fake.url + path, json=body)
+    assert r.status_code == 400 and f"'{name}'" in r.json()["error"]["message"], r.text
+
+
 def test_sampling_defaults(launch, tmp_path):
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.25, "top_k": 7}')
     server = launch("--generation-config", tmp_path)

@@ -8,8 +8,20 @@ namespace {
 
 using dialect::text_field;
 
+// Members that may be missing, but not of another type.
+MaybeError check_types(const Json& object, const std::string& where, std::initializer_list<const char*> texts,
+                       std::initializer_list<const char*> switches = {}) {
+  Fields fields(object, where);
+  std::string text;
+  bool on = false;
+  for (const char* name : texts) NFP_API_TRY(fields.get(name, &text));
+  for (const char* name : switches) NFP_API_TRY(fields.get(name, &on));
+  return std::nullopt;
+}
+
 // A tool's result as text; an error says that it is one.
 MaybeError tool_result(const Json& block, const std::string& where, const Unknown& unknown, Json* messages) {
+  NFP_API_TRY(check_types(block, where, {"tool_use_id"}, {"is_error"}));
   std::string text;
   if (block.contains("content") && !block["content"].is_null()) {
     NFP_API_TRY(read_text_parts(block["content"], where + ".content", {"text"}, unknown, &text));
@@ -59,6 +71,7 @@ MaybeError add_message(const Json& message, const std::string& where, const Unkn
           unknown.check(block, at, {"type", "tool_use_id", "content", "is_error", "cache_control", "toolset_name"}));
       NFP_API_TRY(tool_result(block, at, unknown, messages));
     } else if (type == "tool_use" && role == "assistant") {
+      NFP_API_TRY(check_types(block, at, {"id"}));
       const std::string name = text_field(block, "name");
       if (name.empty()) return bad_request(at + ".name", fmt::format("'{}.name' must be a non-empty string", at));
       const Json input = block.contains("input") && !block["input"].is_null() ? block["input"] : Json::object();
@@ -69,6 +82,7 @@ MaybeError add_message(const Json& message, const std::string& where, const Unkn
                        {"function", {{"name", name}, {"arguments", input}}}});
     } else if (type == "thinking" && role == "assistant") {
       NFP_API_TRY(unknown.check(block, at, {"type", "thinking", "signature", "cache_control"}));
+      NFP_API_TRY(check_types(block, at, {"thinking"}));
       thinking += text_field(block, "thinking");
     } else if (type == "redacted_thinking" && role == "assistant") {
       NFP_API_TRY(unknown.check(block, at, {"type", "data", "cache_control"}));
@@ -124,6 +138,7 @@ MaybeError read_anthropic_choice(const Json& choice, Json* chat) {
   } else {
     return bad_request("tool_choice", "'tool_choice' must be an object whose 'type' is auto, any, tool or none");
   }
+  NFP_API_TRY(check_types(choice, "tool_choice", {}, {"disable_parallel_tool_use"}));
   if (choice.contains("disable_parallel_tool_use") && choice["disable_parallel_tool_use"] == true) {
     (*chat)["parallel_tool_calls"] = false;
   }
@@ -255,6 +270,7 @@ MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool c
   NFP_API_TRY(dialect::parse_as_chat(chat, limits,
                                      {{"stop", "stop_sequences"},
                                       {"].function.parameters", "].input_schema"},
+                                      {"].function.", "]."},
                                       {"response_format.json_schema", "output_config.format"},
                                       {"response_format", "output_config.format"},
                                       {"reasoning_effort", "output_config.effort"}},

@@ -218,6 +218,11 @@ MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out
           where, fmt::format("'{}' must be {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}", where));
     }
     const Json& function = tool["function"];
+    Fields described(function, where + ".function");
+    std::string description;
+    bool strict = false;
+    NFP_API_TRY(described.get("description", &description));
+    NFP_API_TRY(described.get("strict", &strict));
     const auto too_large = [&] {
       return bad_request("tools",
                          fmt::format("the names and 'parameters' of all 'tools' together are larger than {} bytes",
@@ -233,8 +238,7 @@ MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out
       bytes += text.size();
       if (bytes > static_cast<size_t>(limits.max_schema_bytes)) return too_large();
       const auto keywords = unenforced_keywords(function["parameters"]);
-      const auto strict = function.find("strict");
-      if (!keywords.empty() && strict != function.end() && strict->is_boolean() && strict->get<bool>()) {
+      if (!keywords.empty() && strict) {
         return unenforced_error(keywords, where + ".function.parameters");
       }
       if (unenforced != nullptr) {

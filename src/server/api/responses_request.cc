@@ -190,8 +190,13 @@ MaybeError read_tool_choice(const Json& choice, const Unknown& unknown, Json* ch
   }
   if (kept.empty()) return bad_request("tool_choice", "'tool_choice' allows no function of 'tools'");
   (*chat)["tools"] = std::move(kept);
-  const std::string mode = text(choice, "mode");
-  (*chat)["tool_choice"] = mode.empty() ? "auto" : mode;
+  Fields fields(choice, "tool_choice");
+  std::string mode = "auto";
+  NFP_API_TRY(fields.get("mode", &mode));
+  if (mode != "auto" && mode != "required") {
+    return bad_request(fields.path("mode"), fmt::format("'{}' must be auto or required", fields.path("mode")));
+  }
+  (*chat)["tool_choice"] = mode;
   return std::nullopt;
 }
 
@@ -357,7 +362,7 @@ MaybeError parse_responses(ResponsesRequest& from, Json earlier, const RequestLi
   chat["messages"] = std::move(messages);
   NFP_API_TRY(dialect::parse_as_chat(chat, limits,
                                      {{"messages", "input"},
-                                      {"].function.parameters", "].parameters"},
+                                      {"].function.", "]."},
                                       {"response_format.json_schema", "text.format"},
                                       {"response_format", "text.format"},
                                       {"reasoning_effort", "reasoning.effort"},

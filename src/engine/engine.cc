@@ -163,7 +163,9 @@ Status Engine::submit(Request request) {
   }
   const std::string id = kept.id;
   const Sequence* const key = sequence.get();
+  const auto waits = without_token_.insert(entry->arrival);
   const auto forget = [&] {
+    without_token_.erase(waits);
     by_sequence_.erase(key);
     entries_.erase(id);
   };
@@ -444,9 +446,8 @@ bool Engine::submit_step(std::vector<RequestOutput>& outputs) {
   if (plan.items.empty() && started.ok()) return false;
   if (!policy_->plans()) {
     step.record.change = LevelChange::kRule;
-    for (const auto& [id, entry] : entries_) {
-      if (entry->first_token) continue;
-      step.record.oldest_wait_s = std::max(step.record.oldest_wait_s, seconds_between(entry->arrival, start));
+    if (!without_token_.empty()) {
+      step.record.oldest_wait_s = std::max(0.0, seconds_between(*without_token_.begin(), start));
     }
   }
   step.precision = part_singles(plan, runner_->computed(choose_precision(plan, step.record.change)));
@@ -667,6 +668,7 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
   const auto now = this->now();
   if (!entry.first_token) {
     entry.first_token = now;
+    without_token_.erase(without_token_.find(entry.arrival));
     update_recent(recent_ttft_s_, seconds_between(entry.arrival, now));
     if (observer_ != nullptr) {
       observer_->on_first_token(seconds_between(entry.arrival, now), entry.usage.prompt_tokens);
@@ -769,6 +771,7 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
 void Engine::remove(const std::string& id) {
   const auto place = entries_.find(id);
   Sequence* sequence = place->second->sequence;
+  if (!place->second->first_token) without_token_.erase(without_token_.find(place->second->arrival));
   free_slot(*sequence);
   by_sequence_.erase(sequence);
   for (Step& step : in_flight_) {

@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -213,8 +214,9 @@ class Engine {
   Scheduler scheduler_;
   std::unordered_map<std::string, std::unique_ptr<Entry>> entries_;
   std::unordered_map<const Sequence*, Entry*> by_sequence_;
-  std::vector<RequestOutput> ended_;  // outputs of requests that ended between steps
-  std::vector<int32_t> free_slots_;   // of the runner's token history
+  std::multiset<EngineClock::time_point> without_token_;  // arrivals of requests that have no first token yet
+  std::vector<RequestOutput> ended_;                      // outputs of requests that ended between steps
+  std::vector<int32_t> free_slots_;                       // of the runner's token history
   std::deque<Step> in_flight_;
   EngineClock::time_point last_collected_;
   EngineClock::time_point busy_since_;  // StepRecord::between_s begins here

@@ -284,9 +284,16 @@ def test_two_tabs_keep_what_each_says(browser, launch):
         browser.session = session
         browser.wait("JSON.stringify([...document.querySelectorAll('#conversations .open')].map(e => e.textContent).sort()) === '[\"SAY:one\",\"SAY:two\"]'")
         assert browser.js("document.querySelectorAll('.msg').length") == 4
-    kept = json.loads(browser.js("localStorage.getItem(storeKey)"))
-    assert sorted([m["content"] for m in one["messages"]] for one in kept) == [["SAY:one", "one", "SAY:three", "three"],
-                                                                              ["SAY:two", "two", "SAY:four", "four"]]
+    # Also where one saved before it had seen the last of the other's.
+    for stale in (False, True):
+        browser.session = first
+        if stale:
+            browser.js("(() => { const kept = JSON.parse(localStorage.getItem(storeKey)); kept.find(c => c.id !== current.id).messages.pop();"
+                       "localStorage.setItem(storeKey, JSON.stringify(kept)); })()")
+        for session in (first, second):
+            browser.session = session
+            browser.wait("JSON.stringify(JSON.parse(localStorage.getItem(storeKey)).map(c => c.messages.map(m => m.content)).sort()) === "
+                         "'[[\"SAY:one\",\"one\",\"SAY:three\",\"three\"],[\"SAY:two\",\"two\",\"SAY:four\",\"four\"]]'")
 
 
 def test_a_server_that_starts_again(browser, launch):

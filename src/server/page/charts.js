@@ -239,7 +239,10 @@ addEventListener("resize", draw);
 addEventListener("storage", event => {
   if (event.key !== storeKey && event.key !== null) return;
   store.load();
-  store.all = store.all.map(one => one.id === current.id ? current : one);
+  const kept = store.all.find(one => one.id === current.id);
+  store.all = store.all.map(one => one === kept ? current : one);
+  // It saved before it had seen the last of this one's.
+  if (kept && JSON.stringify(kept) !== JSON.stringify(current)) store.save();
   listConversations();
 });
 store.load();

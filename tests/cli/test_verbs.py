@@ -202,8 +202,9 @@ class Generate(Scratch):
         by_flag, _ = run("generate", F16_MODEL, "-p", "the quick brown", "-n", "5", "-q")
         self.assertEqual(run("generate", F16_MODEL, "-f", self.path("prompt"), "-n", "5", "-q")[0], by_flag)
         self.assertEqual(run("generate", F16_MODEL, "-n", "5", "-q", stdin="the quick brown")[0], by_flag)
-        for flag, said in (("-p", "prompt is empty"), ("-f", "no such file")):  # given, and so no reason to read the pipe
-            self.assertIn(said, failure("generate", F16_MODEL, flag, "", "-n", "5", stdin="the quick brown"))
+        for flag, said, code in (("-p", "prompt is empty", 1), ("-f", "--file: the name is empty", 2)):
+            # Given, and so no reason to read the pipe.
+            self.assertIn(said, failure("generate", F16_MODEL, flag, "", "-n", "5", stdin="the quick brown", code=code))
 
     def test_text_that_is_not_utf8(self):
         """Else the model would read replacement characters."""

@@ -25,7 +25,9 @@
 namespace nfp::server {
 namespace {
 
-GrammarSpec spec(GrammarSpec::Kind kind, std::string text) {
+using Kind = GrammarSpec::Kind;
+
+GrammarSpec spec(Kind kind, std::string text) {
   GrammarSpec s;
   s.kind = kind;
   s.text = std::move(text);
@@ -63,6 +65,14 @@ class GrammarTest : public ::testing::Test {
     }
     return true;
   }
+  // Schemas that are followed whole, each with a text that it allows and one that it does not.
+  void expect_followed(std::initializer_list<std::tuple<const char*, const char*, const char*>> cases) {
+    for (const auto& [schema, good, bad] : cases) {
+      EXPECT_TRUE(unenforced_keywords(Json::parse(schema)).empty()) << schema;
+      EXPECT_TRUE(allows(spec(Kind::kJsonSchema, schema), good)) << schema;
+      EXPECT_FALSE(allows(spec(Kind::kJsonSchema, schema), bad)) << schema;
+    }
+  }
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::unique_ptr<GrammarCompiler> compiler_;
 };
@@ -77,8 +87,6 @@ GrammarSpec slow_to_compile(const std::string& name = "p") {
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
-
-using Kind = GrammarSpec::Kind;
 
 // A thread of a process, of which /proc/PID/task/TID/stat tells.
 struct Thread {
@@ -563,19 +571,12 @@ TEST_F(GrammarTest, WhatNoSchemaMayHaveIsRefusedByItsPlace) {
 // As in JSON Schema, where 2.0 is an integer.
 TEST_F(GrammarTest, WholeNumbersMayBeWrittenWithAFractionOfZero) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
-  const std::tuple<const char*, const char*, const char*> cases[] = {
-      {R"({"type":"string","minLength":2.0,"maxLength":3e0})", R"("ab")", R"("a")"},
-      {R"({"type":"string","maxLength":2.0})", R"("ab")", R"("abc")"},
-      {R"({"type":"array","items":{"const":1},"minItems":1.0,"maxItems":2.0})", "[1, 1]", "[1, 1, 1]"},
-      {R"({"type":"object","additionalProperties":{"const":1},"minProperties":1.0})", R"({"a": 1})", "{}"},
-      {R"({"type":"integer","minimum":2.0,"maximum":3.0})", "3", "4"},
-      {R"({"type":"integer","multipleOf":2.0})", "4", "3"},
-  };
-  for (const auto& [schema, good, bad] : cases) {
-    EXPECT_TRUE(unenforced_keywords(Json::parse(schema)).empty()) << schema;
-    EXPECT_TRUE(allows(spec(Kind::kJsonSchema, schema), good)) << schema;
-    EXPECT_FALSE(allows(spec(Kind::kJsonSchema, schema), bad)) << schema;
-  }
+  expect_followed({{R"({"type":"string","minLength":2.0,"maxLength":3e0})", R"("ab")", R"("a")"},
+                   {R"({"type":"string","maxLength":2.0})", R"("ab")", R"("abc")"},
+                   {R"({"type":"array","items":{"const":1},"minItems":1.0,"maxItems":2.0})", "[1, 1]", "[1, 1, 1]"},
+                   {R"({"type":"object","additionalProperties":{"const":1},"minProperties":1.0})", R"({"a": 1})", "{}"},
+                   {R"({"type":"integer","minimum":2.0,"maximum":3.0})", "3", "4"},
+                   {R"({"type":"integer","multipleOf":2.0})", "4", "3"}});
 }
 
 TEST_F(GrammarTest, DecimalsAreWrittenAsTheSchemaHasThem) {
@@ -603,18 +604,12 @@ TEST_F(GrammarTest, BoundsOfIntegersBeyond64BitsAreLeftOut) {
 
 TEST_F(GrammarTest, BoundsOfIntegersMayHaveAFraction) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
-  const std::tuple<const char*, const char*, const char*> cases[] = {
-      {R"({"type":"integer","minimum":1.5,"maximum":2.5})", "2", "1"},
-      {R"({"type":"integer","minimum":1.5,"maximum":2.5})", "2", "3"},
-      {R"({"type":"integer","exclusiveMinimum":1.5,"exclusiveMaximum":2.5})", "2", "1"},
-      {R"({"type":["integer","null"],"exclusiveMinimum":-1.5,"exclusiveMaximum":-0.5})", "-1", "0"},
-      {R"({"type":"integer","minimum":-0.5,"maximum":0.5})", "0", "1"},
-      {R"({"type":["integer","number"],"minimum":0.1,"maximum":0.9})", "0.5", "1"}};
-  for (const auto& [schema, good, bad] : cases) {
-    EXPECT_TRUE(unenforced_keywords(Json::parse(schema)).empty()) << schema;
-    EXPECT_TRUE(allows(spec(Kind::kJsonSchema, schema), good)) << schema;
-    EXPECT_FALSE(allows(spec(Kind::kJsonSchema, schema), bad)) << schema;
-  }
+  expect_followed({{R"({"type":"integer","minimum":1.5,"maximum":2.5})", "2", "1"},
+                   {R"({"type":"integer","minimum":1.5,"maximum":2.5})", "2", "3"},
+                   {R"({"type":"integer","exclusiveMinimum":1.5,"exclusiveMaximum":2.5})", "2", "1"},
+                   {R"({"type":["integer","null"],"exclusiveMinimum":-1.5,"exclusiveMaximum":-0.5})", "-1", "0"},
+                   {R"({"type":"integer","minimum":-0.5,"maximum":0.5})", "0", "1"},
+                   {R"({"type":["integer","number"],"minimum":0.1,"maximum":0.9})", "0.5", "1"}});
   EXPECT_FALSE(compiler_->compile(spec(Kind::kJsonSchema, R"({"type":"integer","minimum":1.2,"maximum":1.8})")).ok());
 }
 
@@ -639,17 +634,11 @@ TEST_F(GrammarTest, BoundsTooCloseForSixDecimalsAreLeftOut) {
 
 TEST_F(GrammarTest, FirstItemsMayBeTrueOrMoreThanThereMayBe) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
-  const std::tuple<const char*, const char*, const char*> cases[] = {
-      {R"({"type":"array","prefixItems":[true,{"const":1}],"minItems":2})", R"(["a", 1])", "[1, 2]"},
-      {R"({"type":"array","prefixItems":[{"const":1},{"const":2}],"maxItems":1})", "[1]", "[1, 2]"},
-      {R"({"type":"array","prefixItems":[{"const":1},{"const":2}],"maxItems":1})", "[1]", "[1, 1]"},
-      {R"({"type":"array","prefixItems":[{"const":1},false]})", "[1]", "[1, 1]"},
-      {R"({"type":"array","prefixItems":[{"const":1}],"maxItems":0})", "[]", "[1]"}};
-  for (const auto& [schema, good, bad] : cases) {
-    EXPECT_TRUE(unenforced_keywords(Json::parse(schema)).empty()) << schema;
-    EXPECT_TRUE(allows(spec(Kind::kJsonSchema, schema), good)) << schema;
-    EXPECT_FALSE(allows(spec(Kind::kJsonSchema, schema), bad)) << schema;
-  }
+  expect_followed({{R"({"type":"array","prefixItems":[true,{"const":1}],"minItems":2})", R"(["a", 1])", "[1, 2]"},
+                   {R"({"type":"array","prefixItems":[{"const":1},{"const":2}],"maxItems":1})", "[1]", "[1, 2]"},
+                   {R"({"type":"array","prefixItems":[{"const":1},{"const":2}],"maxItems":1})", "[1]", "[1, 1]"},
+                   {R"({"type":"array","prefixItems":[{"const":1},false]})", "[1]", "[1, 1]"},
+                   {R"({"type":"array","prefixItems":[{"const":1}],"maxItems":0})", "[]", "[1]"}});
 }
 
 // xgrammar keeps described names from the others as they are, and what it leaves of these is no JSON.

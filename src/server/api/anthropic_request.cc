@@ -8,26 +8,18 @@ namespace {
 
 using dialect::text_field;
 
-// Members that may be missing, but not of another type.
-MaybeError check_types(const Json& object, const std::string& where, std::initializer_list<const char*> texts,
-                       std::initializer_list<const char*> switches = {}) {
-  Fields fields(object, where);
-  std::string text;
-  bool on = false;
-  for (const char* name : texts) NFP_API_TRY(fields.get(name, &text));
-  for (const char* name : switches) NFP_API_TRY(fields.get(name, &on));
-  return std::nullopt;
-}
-
 // A tool's result as text; an error says that it is one.
 MaybeError tool_result(const Json& block, const std::string& where, const Unknown& unknown, Json* messages) {
-  NFP_API_TRY(check_types(block, where, {"tool_use_id"}, {"is_error"}));
-  std::string text;
+  Fields fields(block, where);
+  std::string text, id;
+  bool is_error = false;
+  NFP_API_TRY(fields.get("tool_use_id", &id));
+  NFP_API_TRY(fields.get("is_error", &is_error));
   if (block.contains("content") && !block["content"].is_null()) {
     NFP_API_TRY(read_text_parts(block["content"], where + ".content", {"text"}, unknown, &text));
   }
-  if (block.contains("is_error") && block["is_error"] == true) text = "Error: " + text;
-  messages->push_back({{"role", "tool"}, {"tool_call_id", text_field(block, "tool_use_id")}, {"content", text}});
+  if (is_error) text = "Error: " + text;
+  messages->push_back({{"role", "tool"}, {"tool_call_id", id}, {"content", text}});
   return std::nullopt;
 }
 
@@ -71,19 +63,19 @@ MaybeError add_message(const Json& message, const std::string& where, const Unkn
           unknown.check(block, at, {"type", "tool_use_id", "content", "is_error", "cache_control", "toolset_name"}));
       NFP_API_TRY(tool_result(block, at, unknown, messages));
     } else if (type == "tool_use" && role == "assistant") {
-      NFP_API_TRY(check_types(block, at, {"id"}));
+      std::string id;
+      NFP_API_TRY(Fields(block, at).get("id", &id));
       const std::string name = text_field(block, "name");
       if (name.empty()) return bad_request(at + ".name", fmt::format("'{}.name' must be a non-empty string", at));
       const Json input = block.contains("input") && !block["input"].is_null() ? block["input"] : Json::object();
       if (!input.is_object()) return bad_request(at + ".input", fmt::format("'{}.input' must be an object", at));
       NFP_API_TRY(unknown.check(block, at, {"type", "id", "name", "input", "cache_control", "caller", "toolset_name"}));
-      calls.push_back({{"id", text_field(block, "id")},
-                       {"type", "function"},
-                       {"function", {{"name", name}, {"arguments", input}}}});
+      calls.push_back({{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", input}}}});
     } else if (type == "thinking" && role == "assistant") {
       NFP_API_TRY(unknown.check(block, at, {"type", "thinking", "signature", "cache_control"}));
-      NFP_API_TRY(check_types(block, at, {"thinking"}));
-      thinking += text_field(block, "thinking");
+      std::string thought;
+      NFP_API_TRY(Fields(block, at).get("thinking", &thought));
+      thinking += thought;
     } else if (type == "redacted_thinking" && role == "assistant") {
       NFP_API_TRY(unknown.check(block, at, {"type", "data", "cache_control"}));
     } else {
@@ -138,10 +130,9 @@ MaybeError read_anthropic_choice(const Json& choice, Json* chat) {
   } else {
     return bad_request("tool_choice", "'tool_choice' must be an object whose 'type' is auto, any, tool or none");
   }
-  NFP_API_TRY(check_types(choice, "tool_choice", {}, {"disable_parallel_tool_use"}));
-  if (choice.contains("disable_parallel_tool_use") && choice["disable_parallel_tool_use"] == true) {
-    (*chat)["parallel_tool_calls"] = false;
-  }
+  bool one_call = false;
+  NFP_API_TRY(Fields(choice, "tool_choice").get("disable_parallel_tool_use", &one_call));
+  if (one_call) (*chat)["parallel_tool_calls"] = false;
   return std::nullopt;
 }
 

@@ -163,16 +163,13 @@ MaybeError read_tool_choice(const Json& choice, const Unknown& unknown, Json* ch
                        "'tool_choice' must be none, auto, required, {\"type\": \"function\", \"name\": ...} or "
                        "{\"type\": \"allowed_tools\", ...}");
   };
-  const auto text = [](const Json& object, const char* name) {
-    return object.is_object() && object.contains(name) && object[name].is_string() ? object[name].get<std::string>()
-                                                                                   : std::string();
-  };
-  if (text(choice, "type") == "function" && !text(choice, "name").empty()) {
+  const std::string type = dialect::text_field(choice, "type"), function = dialect::text_field(choice, "name");
+  if (type == "function" && !function.empty()) {
     NFP_API_TRY(unknown.check(choice, "tool_choice", {"type", "name"}));
-    (*chat)["tool_choice"] = {{"type", "function"}, {"function", {{"name", text(choice, "name")}}}};
+    (*chat)["tool_choice"] = {{"type", "function"}, {"function", {{"name", function}}}};
     return std::nullopt;
   }
-  if (text(choice, "type") != "allowed_tools" || !choice.contains("tools") || !choice["tools"].is_array()) {
+  if (type != "allowed_tools" || !choice.contains("tools") || !choice["tools"].is_array()) {
     return refuse();
   }
   NFP_API_TRY(unknown.check(choice, "tool_choice", {"type", "mode", "tools"}));

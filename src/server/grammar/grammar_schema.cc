@@ -216,20 +216,7 @@ class Rewriter {
     }
     rewrite_text(schema);
     rewrite_names(schema);
-    if (has_type(schema, "integer") && has_type(schema, "number")) {  // which integers are
-      Json& types = schema["type"];
-      types.erase(std::find(types.begin(), types.end(), "integer"));
-    }
-    if (has_type(schema, "integer")) {
-      // xgrammar refuses these.
-      for (const char* bound : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}) {
-        if (schema.contains(bound) && is_wide_number(schema[bound])) schema.erase(bound);
-      }
-      round_bounds(schema);
-    }
-    if (has_type(schema, "number") && is_narrow_range(schema)) {
-      for (const char* bound : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}) schema.erase(bound);
-    }
+    rewrite_bounds(schema);
     rewrite_items(schema);
     // Whatever else is said, as where nothing is: beside any keyword xgrammar would take them for empty.
     if (has_type(schema, "array") && !has_any(schema, {"items", "prefixItems", "unevaluatedItems"})) {
@@ -292,6 +279,20 @@ class Rewriter {
     schema.erase("const");
     schema.erase("enum");
     schema["anyOf"] = std::move(any);
+  }
+
+  static void rewrite_bounds(Json& schema) {
+    if (has_type(schema, "integer") && has_type(schema, "number")) {  // which integers are
+      Json& types = schema["type"];
+      types.erase(std::find(types.begin(), types.end(), "integer"));
+    }
+    const bool narrow = has_type(schema, "number") && is_narrow_range(schema);
+    const bool whole = has_type(schema, "integer");
+    for (const char* bound : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}) {
+      // (xgrammar refuses wide ones of integers.)
+      if (narrow || (whole && schema.contains(bound) && is_wide_number(schema[bound]))) schema.erase(bound);
+    }
+    if (whole) round_bounds(schema);
   }
 
   // To the whole numbers that they allow, as xgrammar takes no others.

@@ -319,13 +319,8 @@ class Interpreter {
     std::vector<Value> given(args.positional);
     given.resize(s.parameters.size());
     Value caller;
-    bool has_caller_parameter = false;
-    for (const Stmt::Parameter& parameter : s.parameters) {
-      has_caller_parameter = has_caller_parameter || parameter.name == "caller";
-    }
-    const bool takes_caller = s.reads_caller && !has_caller_parameter;
     for (const auto& [name, value] : args.named) {
-      if (takes_caller && name == "caller") {
+      if (s.reads_caller && name == "caller") {
         caller = value;
         continue;
       }
@@ -336,7 +331,7 @@ class Interpreter {
       }
       given[i] = value;
     }
-    if (takes_caller) store_caller(caller);
+    if (s.reads_caller) store_caller(caller);
     for (size_t i = 0; i < given.size(); ++i) {  // a default may use the parameters before it
       const Stmt::Parameter& parameter = s.parameters[i];
       if (given[i].missing()) {

@@ -216,7 +216,7 @@ class Parser {
     s->name = name->name;
     signature(s);
     macro_body(s, "endmacro");
-    check_caller(*s);
+    settle_caller(s);
     return s;
   }
 
@@ -227,7 +227,7 @@ class Parser {
     s->expr = expression();
     if (s->expr->kind != ExprKind::kCall) fail("expected call");
     macro_body(s, "endcall");
-    check_caller(*s);
+    settle_caller(s);
     return s;
   }
 
@@ -241,11 +241,12 @@ class Parser {
     take();
   }
 
-  void check_caller(const Stmt& macro) {
-    for (const Stmt::Parameter& parameter : macro.parameters) {
-      if (macro.reads_caller && parameter.name == "caller" && parameter.default_value == nullptr) {
-        fail("the argument 'caller' of a macro must be given a default");
-      }
+  // A parameter of that name is an argument like others.
+  void settle_caller(Stmt* macro) {
+    for (const Stmt::Parameter& parameter : macro->parameters) {
+      if (!macro->reads_caller || parameter.name != "caller") continue;
+      if (parameter.default_value == nullptr) fail("the argument 'caller' of a macro must be given a default");
+      macro->reads_caller = false;
     }
   }
 

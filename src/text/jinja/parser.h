@@ -93,7 +93,7 @@ struct Stmt {
   std::vector<Parameter> parameters;
   std::vector<Symbol> unset;        // variables without a value where `body` begins (scopes.h)
   std::vector<Symbol> unset_other;  // where a for's `other` does
-  bool reads_caller = false;        // a macro or call block: something in its body asks for `caller`
+  bool reads_caller = false;        // something in its body asks for `caller`, which is no parameter
 };
 
 struct Template {

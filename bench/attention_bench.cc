@@ -63,6 +63,7 @@ double time_case(const Case& c) {
   constexpr int kBlock = 16;
   const int width = (c.context + kBlock - 1) / kBlock;
   const size_t cache = size_t{2} * c.sequences * width * kBlock * c.kv_heads * c.head_dim * (c.e4m3 ? 1 : 2);
+  const size_t block_bytes = size_t{kBlock} * c.kv_heads * c.head_dim * (c.e4m3 ? 1 : 2);  // of keys
   const int copies = static_cast<int>(std::clamp<size_t>((c.cache_mb << 20) / cache + 1, 1, 512));
   const int calls = std::max(copies, c.queries == 1 ? 16 : 2);
   const size_t tokens = static_cast<size_t>(c.sequences) * c.queries;
@@ -77,11 +78,9 @@ double time_case(const Case& c) {
       }
     }
   };
-  Memory keys(cache / 2 * copies), values(cache / 2 * copies), q(tokens * q_stride * 2),
-      out(tokens * c.heads * c.head_dim * 2), start((c.sequences + 1) * 4), context(c.sequences * 4),
-      table(static_cast<size_t>(c.sequences) * width * 4);
-  fill(keys, cache / 2 * copies);
-  fill(values, cache / 2 * copies);
+  Memory keys_and_values(cache * copies), q(tokens * q_stride * 2), out(tokens * c.heads * c.head_dim * 2),
+      start((c.sequences + 1) * 4), context(c.sequences * 4), table(static_cast<size_t>(c.sequences) * width * 4);
+  fill(keys_and_values, cache * copies);
   fill(q, tokens * q_stride * 2);
   const std::vector<int32_t> contexts = contexts_of(c);
   std::vector<int32_t> starts, blocks(static_cast<size_t>(c.sequences) * width);
@@ -102,6 +101,7 @@ double time_case(const Case& c) {
   call.scale = 0.1f;
   call.cache.blocks = static_cast<int64_t>(blocks.size());
   call.cache.block_size = kBlock;
+  call.cache.block_stride = int64_t{2} * kBlock * c.kv_heads * c.head_dim;  // as in the engine, a block's values follow
   call.cache.type = c.e4m3 ? KvType::kE4m3 : KvType::kF16;
   if (c.e4m3) call.cache.key_scale = call.cache.value_scale = 1.0f / 256;
   call.q = q.get();
@@ -123,9 +123,8 @@ double time_case(const Case& c) {
   call.workspace_bytes = bytes;
 
   GraphTimer timer = must(GraphTimer::create(calls, [&](int i, CUstream_st* stream) {
-    const size_t at = cache / 2 * (i % copies);
-    call.cache.keys = keys.as<uint8_t>(at);
-    call.cache.values = values.as<uint8_t>(at);
+    call.cache.keys = keys_and_values.as<uint8_t>(cache * (i % copies));
+    call.cache.values = static_cast<const uint8_t*>(call.cache.keys) + block_bytes;
     return c.queries == 1 ? run_decode(call, stream) : run_prefill(call, stream);
   }));
   return must(timer.median(2, c.replays));

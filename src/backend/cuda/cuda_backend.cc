@@ -90,13 +90,20 @@ class CudaKvCache final : public KvCache {
     return static_cast<size_t>(spec.kv_heads) * static_cast<size_t>(spec.block_size) *
            static_cast<size_t>(spec.head_dim) * size_of(spec.dtype);
   }
-  void* keys(int layer) const { return plane(2 * layer); }
-  void* values(int layer) const { return plane(2 * layer + 1); }
+  // A layer is [blocks, keys and values, kv_heads, block_size, head_dim]: what decode reads together, its heads' keys
+  // and values of the same tokens, is in one place of memory (docs/attention.md, "Decode").
+  cuda::PagedKv layer(int index) const {
+    char* const keys =
+        memory_.as<char>() + static_cast<size_t>(index) * static_cast<size_t>(spec_.blocks) * 2 * block_bytes(spec_);
+    return {.keys = keys,
+            .values = keys + block_bytes(spec_),
+            .type = spec_.dtype == DType::kF8E4M3 ? cuda::KvType::kE4m3 : cuda::KvType::kF16,
+            .blocks = spec_.blocks,
+            .block_size = spec_.block_size,
+            .block_stride = int64_t{2} * spec_.kv_heads * spec_.block_size * spec_.head_dim};
+  }
 
  private:
-  void* plane(int index) const {
-    return memory_.as<char>() + static_cast<size_t>(index) * static_cast<size_t>(spec_.blocks) * block_bytes(spec_);
-  }
   KvCacheSpec spec_;
   Buffer memory_;
 };
@@ -710,7 +717,7 @@ void CudaBackend::norm_heads(const RopeArgs& args, int32_t first, int32_t count,
 
 void CudaBackend::rope(const RopeArgs& args) {
   const auto timed = profiler_.time(stage::kRope, stream_, [args] { return cost_of(args, kForm); });
-  const auto& cache = static_cast<const CudaKvCache&>(*args.cache);
+  const cuda::PagedKv cache = static_cast<const CudaKvCache&>(*args.cache).layer(args.layer);
   if (args.norm_spans_heads) {  // in place, by kernels of their own
     norm_heads(args, 0, args.heads, args.q_norm);
     norm_heads(args, args.heads, args.kv_heads, args.k_norm);
@@ -727,10 +734,11 @@ void CudaBackend::rope(const RopeArgs& args) {
                        .q_norm = args.norm_spans_heads ? nullptr : args.q_norm,
                        .k_norm = args.norm_spans_heads ? nullptr : args.k_norm,
                        .norm_eps = args.norm_eps,
-                       .keys = cache.keys(args.layer),
-                       .values = cache.values(args.layer),
-                       .e4m3_cache = cache.spec().dtype == DType::kF8E4M3,
-                       .block_size = cache.spec().block_size,
+                       .keys = const_cast<void*>(cache.keys),
+                       .values = const_cast<void*>(cache.values),
+                       .block_stride = cache.block_stride,
+                       .e4m3_cache = cache.type == cuda::KvType::kE4m3,
+                       .block_size = cache.block_size,
                        .overflowed_layer = overflow_mark_.as<int32_t>(),
                        .layer = args.layer},
                       stream_));
@@ -753,7 +761,6 @@ void CudaBackend::rope_attention(const RopeArgs& first, const AttentionArgs& the
 }
 
 cuda::AttentionCall CudaBackend::attention_call(const AttentionArgs& args) const {
-  const auto& cache = static_cast<const CudaKvCache&>(*args.cache);
   const BatchView& batch = args.batch;
   return {.heads = args.heads,
           .kv_heads = args.kv_heads,
@@ -761,11 +768,7 @@ cuda::AttentionCall CudaBackend::attention_call(const AttentionArgs& args) const
           .scale = args.scale,
           .soft_cap = args.soft_cap,
           .window = args.window,
-          .cache = {.keys = cache.keys(args.layer),
-                    .values = cache.values(args.layer),
-                    .type = cache.spec().dtype == DType::kF8E4M3 ? cuda::KvType::kE4m3 : cuda::KvType::kF16,
-                    .blocks = cache.spec().blocks,
-                    .block_size = cache.spec().block_size},
+          .cache = static_cast<const CudaKvCache&>(*args.cache).layer(args.layer),
           .q = args.qkv,
           .q_stride = int64_t{args.heads + 2 * args.kv_heads} * args.head_dim,
           .out = is_exact(args.consumer) ? args.out : scratch_.data(),

@@ -11,6 +11,8 @@
 #include <random>
 #include <set>
 #include <span>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "backend/cuda/attention/attention.h"
@@ -53,9 +55,9 @@ struct Shape {
   float soft_cap = 0.0f;
   int window = 0;
   bool e4m3 = false;
-  bool rotates = false;    // rows have new keys and values behind their queries, and the cache's scales are 1
-  bool one_array = false;  // each block's values lie behind its keys
-  bool bf16 = false;       // queries, cache and outputs
+  bool rotates = false;  // rows have new keys and values behind their queries, and the cache's scales are 1
+  bool apart = false;    // all values lie behind all keys, and not each block's behind its own
+  bool bf16 = false;     // queries, cache and outputs
 };
 struct Sequence {
   int queries, context;
@@ -104,9 +106,7 @@ class Batch {
       const int64_t filled = shape.rotates ? q_stride_ : int64_t{shape.heads} * shape.head_dim;
       for (int64_t i = 0; i < filled; ++i) q_[int64_t{token} * q_stride_ + i] = number();
     }
-    device_keys_ = std::make_unique<DeviceCopy<uint8_t>>(keys_);
-    device_values_ = std::make_unique<DeviceCopy<uint8_t>>(values_);
-    if (shape.one_array) device_cache_ = std::make_unique<DeviceCopy<uint8_t>>(in_one_array());
+    device_cache_ = std::make_unique<DeviceCopy<uint8_t>>(in_one_array());
     device_q_ = std::make_unique<DeviceCopy<uint16_t>>(q_);
     device_start_ = std::make_unique<DeviceCopy<int32_t>>(query_start_);
     device_context_ = std::make_unique<DeviceCopy<int32_t>>(context_);
@@ -123,18 +123,14 @@ class Batch {
     c.scale = scale();
     c.soft_cap = shape_.soft_cap;
     c.window = shape_.window;
-    c.cache.keys = device_keys_->get();
-    c.cache.values = device_values_->get();
+    c.cache.keys = device_cache_->get();
+    c.cache.values = device_cache_->get() + values_after();
     c.cache.type = shape_.e4m3 ? KvType::kE4m3 : shape_.bf16 ? KvType::kBf16 : KvType::kF16;
     c.cache.key_scale = key_scale();  // (of no meaning for FP16)
     c.cache.value_scale = value_scale();
     c.cache.blocks = static_cast<int64_t>(wide_keys_.size()) / shape_.kv_heads / shape_.block_size / shape_.head_dim;
     c.cache.block_size = shape_.block_size;
-    if (shape_.one_array) {
-      c.cache.block_stride = int64_t{2} * shape_.kv_heads * shape_.block_size * shape_.head_dim;
-      c.cache.keys = device_cache_->get();
-      c.cache.values = device_cache_->get() + block_bytes();
-    }
+    c.cache.block_stride = block_stride();
     c.q = device_q_->get();
     c.q_stride = q_stride_;
     c.out = device_out_->get();
@@ -154,8 +150,7 @@ class Batch {
     device_start_->set(other.query_start_);
     device_context_->set(other.context_);
     device_table_->set(other.table_);
-    device_keys_->set(other.keys_);
-    device_values_->set(other.values_);
+    device_cache_->set(other.in_one_array());
     device_q_->set(other.q_);
   }
   // What rotates the same tokens by a kernel of its own.
@@ -172,8 +167,9 @@ class Batch {
     c.q_norm = rotation.q_norm;
     c.k_norm = rotation.k_norm;
     c.norm_eps = rotation.norm_eps;
-    c.keys = device_keys_->get();
-    c.values = device_values_->get();
+    c.keys = device_cache_->get();
+    c.values = device_cache_->get() + values_after();
+    c.block_stride = block_stride();
     c.e4m3_cache = shape_.e4m3;
     c.block_size = shape_.block_size;
     return c;
@@ -199,8 +195,7 @@ class Batch {
   // The device's cache, and the queries that `rotated` has, are what expect_close() goes by from here on.
   void adopt(const Batch& rotated) {
     q_ = rotated.device_q_->host();
-    keys_ = device_keys_->host();
-    values_ = device_values_->host();
+    std::tie(keys_, values_) = device_cache();
     for (size_t i = 0; i < wide_keys_.size(); ++i) {
       wide_keys_[i] = number_at(keys_, i, key_scale());
       wide_values_[i] = number_at(values_, i, value_scale());
@@ -209,8 +204,7 @@ class Batch {
   // Both batches' caches on the device: the same numbers but for a last place.
   void expect_same_cache(const Batch& other) const {
     int failures = 0;
-    const auto compare = [&](const DeviceCopy<uint8_t>& ours, const DeviceCopy<uint8_t>& theirs) {
-      const std::vector<uint8_t> a = ours.host(), b = theirs.host();
+    const auto compare = [&](const std::vector<uint8_t>& a, const std::vector<uint8_t>& b) {
       for (size_t i = 0; i < wide_keys_.size(); ++i) {
         const float x = number_at(a, i, 1.0f), y = number_at(b, i, 1.0f);
         if (std::isnan(x) && std::isnan(y)) continue;
@@ -218,8 +212,10 @@ class Batch {
         if (!(std::abs(x - y) <= step) && ++failures <= 12) ADD_FAILURE() << "at " << i << ": " << x << ", not " << y;
       }
     };
-    compare(*device_keys_, *other.device_keys_);
-    compare(*device_values_, *other.device_values_);
+    const auto [keys, values] = device_cache();
+    const auto [other_keys, other_values] = other.device_cache();
+    compare(keys, other_keys);
+    compare(values, other_values);
     EXPECT_EQ(failures, 0);
   }
   void set_q(int at, uint16_t half) const {
@@ -309,15 +305,33 @@ class Batch {
   size_t block_bytes() const {
     return static_cast<size_t>(shape_.kv_heads) * shape_.block_size * shape_.head_dim * (shape_.e4m3 ? 1 : 2);
   }
+  size_t values_after() const { return shape_.apart ? keys_.size() : block_bytes(); }  // the keys, in bytes
+  int64_t block_stride() const {
+    return shape_.apart ? 0 : int64_t{2} * shape_.kv_heads * shape_.block_size * shape_.head_dim;
+  }
   std::vector<uint8_t> in_one_array() const {
-    const auto bytes = static_cast<int64_t>(block_bytes());
+    const size_t part = values_after();
     std::vector<uint8_t> all;
     all.reserve(keys_.size() * 2);
-    for (auto k = keys_.begin(), v = values_.begin(); k != keys_.end(); k += bytes, v += bytes) {
-      all.insert(all.end(), k, k + bytes);
-      all.insert(all.end(), v, v + bytes);
+    for (size_t at = 0; at < keys_.size(); at += part) {
+      for (const std::vector<uint8_t>* of : {&keys_, &values_}) {
+        const auto from = of->begin() + static_cast<ptrdiff_t>(at);
+        all.insert(all.end(), from, from + static_cast<ptrdiff_t>(part));
+      }
     }
     return all;
+  }
+  // Keys and values, each in an array.
+  std::pair<std::vector<uint8_t>, std::vector<uint8_t>> device_cache() const {
+    const std::vector<uint8_t> all = device_cache_->host();
+    const size_t part = values_after();
+    std::pair<std::vector<uint8_t>, std::vector<uint8_t>> out;
+    for (size_t at = 0; at < all.size(); at += part) {
+      std::vector<uint8_t>& to = at / part % 2 == 0 ? out.first : out.second;
+      const auto from = all.begin() + static_cast<ptrdiff_t>(at);
+      to.insert(to.end(), from, from + static_cast<ptrdiff_t>(part));
+    }
+    return out;
   }
 
   uint16_t number() {  // normal, by a table: the caches have millions
@@ -368,7 +382,7 @@ class Batch {
   std::vector<uint8_t> keys_, values_;
   std::vector<float> wide_keys_, wide_values_;  // what they are worth
   std::vector<uint16_t> q_;
-  std::unique_ptr<DeviceCopy<uint8_t>> device_keys_, device_values_, device_cache_, prefill_workspace_;
+  std::unique_ptr<DeviceCopy<uint8_t>> device_cache_, prefill_workspace_;
   std::unique_ptr<DeviceCopy<uint16_t>> device_q_, device_out_;
   std::unique_ptr<DeviceCopy<int32_t>> device_start_, device_context_, device_table_;
 };
@@ -541,9 +555,9 @@ INSTANTIATE_TEST_SUITE_P(
         Shape{14, 2, 64, 64, 0.0f, 100, false, false, true}, Shape{3, 1, 176, 32, 0.0f, 0, false, false, true},
         Shape{8, 4, 240, 16, 0.0f, 17, true, false, true},
         Shape{.heads = 8, .kv_heads = 2, .head_dim = 128, .bf16 = true},
-        Shape{.heads = 4, .kv_heads = 4, .head_dim = 64, .window = 100, .one_array = true, .bf16 = true},
+        Shape{.heads = 4, .kv_heads = 4, .head_dim = 64, .window = 100, .apart = true, .bf16 = true},
         Shape{.heads = 8, .kv_heads = 1, .head_dim = 256, .block_size = 64, .bf16 = true},
-        Shape{.heads = 16, .kv_heads = 1, .head_dim = 128, .soft_cap = 30.0f, .one_array = true, .bf16 = true},
+        Shape{.heads = 16, .kv_heads = 1, .head_dim = 128, .soft_cap = 30.0f, .apart = true, .bf16 = true},
         Shape{.heads = 12, .kv_heads = 1, .head_dim = 256, .bf16 = true},
         Shape{.heads = 14, .kv_heads = 1, .head_dim = 64, .block_size = 32, .bf16 = true},
         Shape{.heads = 3, .kv_heads = 1, .head_dim = 176, .block_size = 32, .bf16 = true}),
@@ -551,8 +565,7 @@ INSTANTIATE_TEST_SUITE_P(
       const Shape& s = tested.param;
       return std::to_string(s.heads) + "x" + std::to_string(s.kv_heads) + "x" + std::to_string(s.head_dim) + "block" +
              std::to_string(s.block_size) + "cap" + std::to_string(static_cast<int>(s.soft_cap)) + "window" +
-             std::to_string(s.window) + (s.e4m3 ? "e4m3" : "") + (s.one_array ? "one_array" : "") +
-             (s.bf16 ? "bf16" : "");
+             std::to_string(s.window) + (s.e4m3 ? "e4m3" : "") + (s.apart ? "apart" : "") + (s.bf16 ? "bf16" : "");
     });
 
 // Rotation inside the decode kernels against a kernel of its own before them, and against float64 of what that leaves.
@@ -614,8 +627,8 @@ TEST_P(RotationGpu, SameAsAKernelBefore) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, RotationGpu,
                          ::testing::Values(Shape{32, 8, 128}, Shape{9, 3, 64, 32}, Shape{16, 1, 128, 64},
-                                           Shape{8, 8, 64, 16, 0.0f, 50}, Shape{16, 4, 128, 16, 30.0f, 0, true},
-                                           Shape{12, 1, 64, 16, 0.0f, 0, true}),
+                                           Shape{8, 8, 64, 16, 0.0f, 50, false, false, true},
+                                           Shape{16, 4, 128, 16, 30.0f, 0, true}, Shape{12, 1, 64, 16, 0.0f, 0, true}),
                          [](const auto& param) {
                            const Shape& s = param.param;
                            return "h" + std::to_string(s.heads) + "kv" + std::to_string(s.kv_heads) + "d" +

@@ -77,8 +77,8 @@ __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const De
       const int row = i * kRowsAtOnce;
       // row0 has none of the bits of `row`; a stage begins at a multiple of 128.
       const uint32_t to = (first ^ Tile::swizzle(row) * 16) + row * Tile::kRowBytes;
-      ptx::copy_async_16(to, k + row * Tile::kRowBytes);
-      ptx::copy_async_16(to + kDecodeTile * Tile::kRowBytes, v + row * Tile::kRowBytes);
+      ptx::copy_async_16_once(to, k + row * Tile::kRowBytes);
+      ptx::copy_async_16_once(to + kDecodeTile * Tile::kRowBytes, v + row * Tile::kRowBytes);
     }
     return;
   }
@@ -87,8 +87,8 @@ __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const De
     const int row = row0 + i * kRowsAtOnce;
     const uint32_t to = stage + Tile::byte(row, chunk);
     if (kCanRotate<kDim, kKv> && row == left_out) continue;
-    ptx::copy_async_16(to, k + i * kRowsAtOnce * row_bytes, row < rows);
-    ptx::copy_async_16(to + kDecodeTile * Tile::kRowBytes, v + i * kRowsAtOnce * row_bytes, row < rows);
+    ptx::copy_async_16_once(to, k + i * kRowsAtOnce * row_bytes, row < rows);
+    ptx::copy_async_16_once(to + kDecodeTile * Tile::kRowBytes, v + i * kRowsAtOnce * row_bytes, row < rows);
   }
 }
 

@@ -6,12 +6,9 @@
 
 #include <cstdint>
 
-namespace nfp::cuda::ptx {
+#include "backend/cuda/ptx/l2_policy.cuh"
 
-// L2 priorities for one copy (the 64-bit encodings that createpolicy.fractional yields for a fraction of 1).
-inline constexpr uint64_t kEvictFirst = 0x12f0000000000000ull;
-inline constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
-inline constexpr uint64_t kEvictLast = 0x14f0000000000000ull;
+namespace nfp::cuda::ptx {
 
 __device__ __forceinline__ void bulk_load(uint32_t dst, const void* src, uint32_t bytes, uint32_t bar,
                                           uint64_t policy) {

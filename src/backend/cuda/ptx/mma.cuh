@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "backend/cuda/ptx/l2_policy.cuh"
+
 namespace nfp::cuda::ptx {
 
 // d[16, 8] += a[16, 16] * b[16, 8], FP16 into FP32. With g = lane / 4 and t = lane % 4:
@@ -54,6 +56,17 @@ __device__ __forceinline__ void copy_async_16(uint32_t dst, const void* src, boo
 }
 __device__ __forceinline__ void copy_async_16(uint32_t dst, const void* src) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
+// The same of memory that is read once: the L2 lets go of it first.
+__device__ __forceinline__ void copy_async_16_once(uint32_t dst, const void* src, bool wanted) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src),
+               "r"(wanted ? 16 : 0), "l"(kEvictFirst)
+               : "memory");
+}
+__device__ __forceinline__ void copy_async_16_once(uint32_t dst, const void* src) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
+               "l"(kEvictFirst)
+               : "memory");
 }
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most kPending of this thread's groups are under way.

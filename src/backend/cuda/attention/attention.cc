@@ -155,7 +155,7 @@ int choose_cluster(const AttentionCall& c, const Residency& device) {
 
 // Warps with spans of their own: measured on an H200 with 16 to 256 sequences of 3, 4 and 8 KV heads.
 int most_cut_for_blocks(const AttentionCall& c, const Residency& device) {
-  return (device.blocks * 7 - 1) / (c.kv_heads * 5);
+  return (device.blocks * 8 - 1) / (c.kv_heads * 5);
 }
 bool cut_for_warps(const AttentionCall& c, const Residency& device) {
   if (c.deterministic || c.cut == DecodeCut::kBlocks || device.blocks == 0) return false;

@@ -79,7 +79,8 @@ double time_case(const Case& c) {
     }
   };
   Memory keys_and_values(cache * copies), q(tokens * q_stride * 2), out(tokens * c.heads * c.head_dim * 2),
-      start((c.sequences + 1) * 4), context(c.sequences * 4), table(static_cast<size_t>(c.sequences) * width * 4);
+      start(size_t{4} * (c.sequences + 1)), context(size_t{4} * c.sequences),
+      table(static_cast<size_t>(c.sequences) * width * 4);
   fill(keys_and_values, cache * copies);
   fill(q, tokens * q_stride * 2);
   const std::vector<int32_t> contexts = contexts_of(c);

@@ -6,6 +6,7 @@
 //   attention_bench prompts    prefill for so long that power counts, with the clock and the power
 //   attention_bench cuts       where spans of warps beat spans of blocks
 //   attention_bench memory     how it matters where the cache lies: blocks in order or shuffled, few copies or many
+//   attention_bench blocks     decode with blocks of 16, 32 and 64 tokens
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -35,6 +36,7 @@ struct Case {
   int replays = 7;
   bool in_order = false;  // a sequence's blocks, as a fresh block manager hands them out; else shuffled
   size_t cache_mb = 160;  // that the calls read in turn, at least
+  int block_size = 16;    // tokens
 };
 
 std::vector<int32_t> contexts_of(const Case& c) {
@@ -60,10 +62,9 @@ std::vector<uint16_t> small_numbers(bool e4m3) {
 // Microseconds a call, the median of the replays. The FP16 buffers are filled with one repeated small number pattern:
 // power, and with it the clock, is a little kinder to it than to a trained model's.
 double time_case(const Case& c) {
-  constexpr int kBlock = 16;
-  const int width = (c.context + kBlock - 1) / kBlock;
-  const size_t cache = size_t{2} * c.sequences * width * kBlock * c.kv_heads * c.head_dim * (c.e4m3 ? 1 : 2);
-  const size_t block_bytes = size_t{kBlock} * c.kv_heads * c.head_dim * (c.e4m3 ? 1 : 2);  // of keys
+  const int width = (c.context + c.block_size - 1) / c.block_size;
+  const size_t cache = size_t{2} * c.sequences * width * c.block_size * c.kv_heads * c.head_dim * (c.e4m3 ? 1 : 2);
+  const size_t block_bytes = size_t{1} * c.block_size * c.kv_heads * c.head_dim * (c.e4m3 ? 1 : 2);  // of keys
   const int copies = static_cast<int>(std::clamp<size_t>((c.cache_mb << 20) / cache + 1, 1, 512));
   const int calls = std::max(copies, c.queries == 1 ? 16 : 2);
   const size_t tokens = static_cast<size_t>(c.sequences) * c.queries;
@@ -101,8 +102,9 @@ double time_case(const Case& c) {
   call.head_dim = c.head_dim;
   call.scale = 0.1f;
   call.cache.blocks = static_cast<int64_t>(blocks.size());
-  call.cache.block_size = kBlock;
-  call.cache.block_stride = int64_t{2} * kBlock * c.kv_heads * c.head_dim;  // as in the engine, a block's values follow
+  call.cache.block_size = c.block_size;
+  call.cache.block_stride =
+      int64_t{2} * c.block_size * c.kv_heads * c.head_dim;  // as in the engine, a block's values follow
   call.cache.type = c.e4m3 ? KvType::kE4m3 : KvType::kF16;
   if (c.e4m3) call.cache.key_scale = call.cache.value_scale = 1.0f / 256;
   call.q = q.get();
@@ -140,11 +142,12 @@ void report(const Case& c) {
       4.0 * c.sequences * c.heads * c.head_dim * (c.queries * (c.context - c.queries + (c.queries + 1) / 2.0));
   std::printf(
       "{\"kernel\": \"%s\", \"sequences\": %d, \"queries\": %d, \"context\": %d, \"heads\": %d, \"kv_heads\": %d, "
-      "\"head_dim\": %d, \"cache\": \"%s\", \"in_order\": %s, \"cache_mb\": %zu, \"deterministic\": %s, "
+      "\"head_dim\": %d, \"cache\": \"%s\", \"block_size\": %d, \"in_order\": %s, \"cache_mb\": %zu, "
+      "\"deterministic\": %s, "
       "\"ragged\": %s, \"cut\": \"%s\", \"us\": %.2f, \"%s\": %.1f}\n",
       c.queries == 1 ? "decode" : "prefill", c.sequences, c.queries, c.context, c.heads, c.kv_heads, c.head_dim,
-      c.e4m3 ? "e4m3" : "f16", c.in_order ? "true" : "false", c.cache_mb, c.deterministic ? "true" : "false",
-      c.ragged ? "true" : "false",
+      c.e4m3 ? "e4m3" : "f16", c.block_size, c.in_order ? "true" : "false", c.cache_mb,
+      c.deterministic ? "true" : "false", c.ragged ? "true" : "false",
       c.cut == DecodeCut::kAuto    ? "auto"
       : c.cut == DecodeCut::kWarps ? "warps"
                                    : "blocks",
@@ -182,6 +185,23 @@ int main(int argc, char** argv) {
           nfp::cuda::Case c{batch, 1, context, 32, 8, 128, false};
           c.in_order = in_order;
           c.cache_mb = cache_mb;
+          report(c);
+        }
+      }
+    }
+    return 0;
+  }
+  if (argc == 2 && std::strcmp(argv[1], "blocks") == 0) {
+    for (const bool e4m3 : {false, true}) {
+      for (const auto& [batch, context, ragged] : {std::tuple{32, 1280, false},
+                                                   {64, 1280, false},
+                                                   {128, 1280, false},
+                                                   {256, 1280, false},
+                                                   {256, 1536, true}}) {
+        for (const int block_size : {16, 32, 64}) {
+          nfp::cuda::Case c{batch, 1, context, 32, 8, 128, false, e4m3};
+          c.ragged = ragged;
+          c.block_size = block_size;
           report(c);
         }
       }

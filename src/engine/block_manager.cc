@@ -60,6 +60,7 @@ void BlockManager::release(int32_t block) {
 
 void BlockManager::unpublish(int32_t block) {
   Block& b = at(block);
+  changed_.set(place_of(b.key));
   published_.erase(b.key);
   b.published = false;
   b.tokens.clear();
@@ -105,6 +106,7 @@ void BlockManager::publish(int32_t block, const PrefixKey& key, std::span<const 
   b.key = key;
   b.tokens.assign(tokens.begin(), tokens.end());
   published_.emplace(key, block);
+  changed_.set(place_of(key));
 }
 
 }  // namespace nfp

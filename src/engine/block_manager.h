@@ -7,6 +7,7 @@
 // match only such blocks.
 #pragma once
 
+#include <bitset>
 #include <cstdint>
 #include <list>
 #include <optional>
@@ -49,6 +50,10 @@ class BlockManager {
     const auto place = published_.find(key);
     return place != published_.end() && (!exact_only || at(place->second).exact);
   }
+  // Whether findable() may answer otherwise for this key than it did before the last forget_changes(). Now and then
+  // also where it does not.
+  bool changed(const PrefixKey& key) const { return changed_[place_of(key)]; }
+  void forget_changes() { changed_.reset(); }
   // Makes an owned, full block findable. `tokens` are the block's own; `exact` and `fp16_tokens` as above. Where an
   // equal block is published already, that one stays (unless this one is exact and that one is not).
   void publish(int32_t block, const PrefixKey& key, std::span<const int32_t> tokens, bool exact, int32_t fp16_tokens);
@@ -65,6 +70,7 @@ class BlockManager {
   };
   void acquire(int32_t block);
   void unpublish(int32_t block);
+  static size_t place_of(const PrefixKey& key) { return key.high % kChanged; }
   const Block& at(int32_t block) const { return blocks_[static_cast<size_t>(block)]; }
   Block& at(int32_t block) { return blocks_[static_cast<size_t>(block)]; }
 
@@ -74,6 +80,10 @@ class BlockManager {
   std::vector<Block> blocks_;
   std::list<int32_t> free_;  // front is reused first: unpublished ones, then the longest unused
   std::unordered_map<PrefixKey, int32_t, PrefixKeyHash> published_;
+  // By place_of() of what was published or unpublished: a step changes some hundreds of keys, and fixed memory is
+  // enough where nobody asks.
+  static constexpr size_t kChanged = 1 << 15;
+  std::bitset<kChanged> changed_;
 };
 
 }  // namespace nfp

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <array>
 #include <map>
 #include <numeric>
 #include <set>
@@ -100,7 +101,19 @@ RC_GTEST_PROP(BlockManagerProperty, OwnersAddUp, ()) {
   std::map<int32_t, int> owners;
   std::map<int32_t, std::vector<int32_t>> contents;  // all tokens up to the block's end, by published block
   std::vector<int32_t> held;
+  std::vector<PrefixKey> keys;  // all that there may be
+  for (int32_t a = 0; a < 4; ++a) {
+    keys.push_back(extend({}, std::array{a / 2, a % 2}));
+    for (int32_t b = 0; b < 4; ++b) keys.push_back(extend(keys[static_cast<size_t>(5 * a)], std::array{b / 2, b % 2}));
+  }
+  const auto findable = [&] {
+    std::vector<int> found;
+    for (const PrefixKey& key : keys) found.push_back(blocks.findable(key, false) + blocks.findable(key, true));
+    return found;
+  };
   for (int step = 0; step < 200; ++step) {
+    const std::vector<int> before = findable();
+    blocks.forget_changes();
     const int what = *rc::gen::inRange(0, 3);
     if (what == 0) {
       const auto block = blocks.allocate();
@@ -135,6 +148,8 @@ RC_GTEST_PROP(BlockManagerProperty, OwnersAddUp, ()) {
       }
     }
     RC_ASSERT(blocks.in_use() == static_cast<int32_t>(owners.size()));
+    const std::vector<int> after = findable();
+    for (size_t i = 0; i < keys.size(); ++i) RC_ASSERT(before[i] == after[i] || blocks.changed(keys[i]));
   }
 }
 

@@ -82,7 +82,6 @@ struct Engine::Entry {
   int32_t max_tokens = 0;
   int32_t preemptions = 0;
   bool shed = false;
-  double ttft_target_s = 0, itl_target_s = 0;
   double longest_gap_s = 0;
   EngineClock::time_point arrival;
   std::optional<EngineClock::time_point> scheduled, first_token, last_token;
@@ -156,7 +155,8 @@ Status Engine::submit(Request request) {
   entry->usage.prompt_tokens = sequence->prompt_size();
   entry->max_tokens = max_tokens;
   entry->arrival = kept.arrival.value_or(now());
-  set_targets(*entry);
+  sequence->arrival_s = seconds_of(entry->arrival);
+  set_targets(*sequence);
   if (tokenizer_) {
     entry->detokenizer.emplace(tokenizer_, DetokenizerOptions{.skip_special = kept.skip_special_tokens});
     entry->stop_filter.emplace(kept.sampling.stop, kept.sampling.include_stop);
@@ -348,21 +348,21 @@ std::vector<RequestOutput> Engine::step() {
   return outputs;
 }
 
-void Engine::set_targets(Entry& entry) const {
-  const Request& request = entry.sequence->request;
+void Engine::set_targets(Sequence& sequence) const {
+  const Request& request = sequence.request;
   const LatencyTargets& targets = config_.targets;
-  entry.ttft_target_s = request.slo_ttft_s.value_or(targets.ttft_s);
-  entry.itl_target_s = request.slo_itl_s.value_or(targets.itl_s);
+  sequence.ttft_target_s = request.slo_ttft_s.value_or(targets.ttft_s);
+  sequence.itl_target_s = request.slo_itl_s.value_or(targets.itl_s);
   const StepModel* model = policy_->model();
   if (model == nullptr || model->exact_level() >= model->levels().size()) return;
   const size_t exact = model->exact_level();
-  const int32_t prompt = entry.sequence->prompt_size();
+  const int32_t prompt = sequence.prompt_size();
   StepWork next;  // the token after the prompt
   next.add(1, prompt);
   const double prompt_s = model->prompt_seconds(exact, prompt, 0, scheduler_.limits().max_step_tokens);
-  if (!request.slo_ttft_s) entry.ttft_target_s = std::max(entry.ttft_target_s, targets.least_ttft * prompt_s);
+  if (!request.slo_ttft_s) sequence.ttft_target_s = std::max(sequence.ttft_target_s, targets.least_ttft * prompt_s);
   if (!request.slo_itl_s) {
-    entry.itl_target_s = std::max(entry.itl_target_s, targets.least_itl * model->seconds(exact, next));
+    sequence.itl_target_s = std::max(sequence.itl_target_s, targets.least_itl * model->seconds(exact, next));
   }
 }
 
@@ -377,15 +377,12 @@ StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outpu
   state.now_s = seconds_of(start);
   const std::span<SequenceState> states = scheduler_.states();
   for (size_t i = 0; i < states.size(); ++i) {
-    const Entry& entry = *by_sequence_.at(scheduler_.sequences()[i]);
     SequenceState& at = states[i];
-    at.priority = entry.sequence->request.priority;
-    at.arrival_s = seconds_of(entry.arrival);
-    at.ttft_s = entry.ttft_target_s;
-    at.itl_s = entry.itl_target_s;
-    at.due_s = at.arrival_s + at.ttft_s;
-    if (at.emitted == 0) record.oldest_wait_s = std::max(record.oldest_wait_s, state.now_s - at.arrival_s);
-    if (at.emitted == 0) continue;
+    if (at.emitted == 0) {
+      record.oldest_wait_s = std::max(record.oldest_wait_s, state.now_s - at.arrival_s);
+      continue;
+    }
+    const Entry& entry = *by_sequence_.at(scheduler_.sequences()[i]);
     at.last_s = entry.last_token ? seconds_of(*entry.last_token) : state.now_s;
     if (config_.targets.whole_answer) {
       at.due_s += at.emitted * at.itl_s;
@@ -407,8 +404,10 @@ StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outpu
     bool hopeless;
   };
   std::vector<Shed> shed;
+  size_t next_hopeless = 0;  // they are in the same order
   for (const size_t i : decision.shed) {
-    const bool hopeless = std::find(decision.hopeless.begin(), decision.hopeless.end(), i) != decision.hopeless.end();
+    const bool hopeless = next_hopeless < decision.hopeless.size() && decision.hopeless[next_hopeless] == i;
+    next_hopeless += hopeless ? 1 : 0;
     shed.push_back({scheduler_.sequences()[i]->request.id, hopeless});
   }
   const size_t all = states.size();
@@ -417,7 +416,7 @@ StepPlan Engine::plan_step(StepRecord& record, std::vector<RequestOutput>& outpu
   for (const auto& [id, hopeless] : shed) {
     Entry& entry = *entries_.at(id);
     entry.shed = true;
-    const double target_ms = 1e3 * entry.ttft_target_s;
+    const double target_ms = 1e3 * entry.sequence->ttft_target_s;
     const size_t others = all - shed.size();
     end_with(id,
              hopeless
@@ -747,21 +746,22 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
   record.shed = entry.shed;
   record.e2e_s = seconds_between(entry.arrival, now);
   record.queue_s = seconds_between(entry.arrival, entry.scheduled.value_or(now));
+  const double ttft_target_s = entry.sequence->ttft_target_s, itl_target_s = entry.sequence->itl_target_s;
   if (entry.first_token) {
     record.ttft_s = seconds_between(entry.arrival, *entry.first_token);
     record.prefill_s = seconds_between(*entry.scheduled, *entry.first_token);
     record.decode_s = seconds_between(*entry.first_token, *entry.last_token);
-    const double gaps = (entry.usage.completion_tokens - 1) * entry.itl_target_s;
-    record.attained = config_.targets.whole_answer ? record.e2e_s <= entry.ttft_target_s + gaps
-                                                   : record.ttft_s <= entry.ttft_target_s && record.decode_s <= gaps;
+    const double gaps = (entry.usage.completion_tokens - 1) * itl_target_s;
+    record.attained = config_.targets.whole_answer ? record.e2e_s <= ttft_target_s + gaps
+                                                   : record.ttft_s <= ttft_target_s && record.decode_s <= gaps;
   } else if (entry.sequence->pooled() && reason == FinishReason::kStop) {
     // What it waited for came when a first token would have come.
     record.prefill_s = seconds_between(*entry.scheduled, now);
-    record.attained = record.e2e_s <= entry.ttft_target_s;
+    record.attained = record.e2e_s <= ttft_target_s;
     record.pooled = true;
   }
-  record.ttft_target_s = entry.ttft_target_s;
-  record.itl_target_s = entry.itl_target_s;
+  record.ttft_target_s = ttft_target_s;
+  record.itl_target_s = itl_target_s;
   record.longest_gap_s = entry.longest_gap_s;
   record.own_targets = entry.sequence->request.slo_ttft_s || entry.sequence->request.slo_itl_s;
   if (entry.first_token || record.pooled) output.usage.slo_met = record.attained;

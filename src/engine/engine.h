@@ -161,7 +161,7 @@ class Engine {
   };
 
   EngineClock::time_point now() const { return config_.now ? config_.now() : EngineClock::now(); }
-  void set_targets(Entry& entry) const;
+  void set_targets(Sequence& sequence) const;
   // Tokens and precision of the next step as a planning policy wants them.
   StepPlan plan_step(StepRecord& record, std::vector<RequestOutput>& outputs);
 

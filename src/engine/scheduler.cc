@@ -11,14 +11,6 @@ bool goes_before(const Sequence& a, const Sequence& b) {
   return a.request.priority != b.request.priority ? a.request.priority < b.request.priority : a.serial < b.serial;
 }
 
-void queue_up(std::deque<std::unique_ptr<Sequence>>& waiting, std::unique_ptr<Sequence> sequence) {
-  const auto later = [&](const std::unique_ptr<Sequence>& other) { return goes_before(*sequence, *other); };
-  // Most are the last.
-  auto place = waiting.end();
-  while (place != waiting.begin() && later(*(place - 1))) --place;
-  waiting.insert(place, std::move(sequence));
-}
-
 // Whether `reader` may use what `writer` computes.
 bool may_give_prefix(const Sequence& writer, const Sequence& reader) {
   return writer.wants_exact() || !reader.wants_exact();
@@ -26,12 +18,32 @@ bool may_give_prefix(const Sequence& writer, const Sequence& reader) {
 
 }  // namespace
 
+void Scheduler::queue_up(std::unique_ptr<Sequence> sequence) {
+  if (free_views_.empty()) {
+    free_views_.push_back(static_cast<uint32_t>(views_.size()));
+    views_.emplace_back();
+  }
+  const auto before = [&](const Sequence& one, const Waiting& other) { return goes_before(one, *other.sequence); };
+  const auto place = std::upper_bound(waiting_.begin(), waiting_.end(), *sequence, before);
+  waiting_.insert(place, {std::move(sequence), free_views_.back()});
+  views_[free_views_.back()].current = false;
+  free_views_.pop_back();
+}
+
+std::unique_ptr<Sequence> Scheduler::take_waiting(size_t index) {
+  const auto place = waiting_.begin() + static_cast<std::ptrdiff_t>(index);
+  std::unique_ptr<Sequence> taken = std::move(place->sequence);
+  free_views_.push_back(place->view);
+  waiting_.erase(place);
+  return taken;
+}
+
 bool Scheduler::enqueue(std::unique_ptr<Sequence>& sequence) {
   if (waiting() >= limits_.max_queue) return false;
   // Of the whole prompt now: steps that plan with many waiting ones then only compare.
   const size_t full = sequence->tokens.size() / static_cast<size_t>(blocks_->block_size());
   if (blocks_->caching() && full > 0) key_of(*sequence, full - 1);
-  queue_up(waiting_, std::move(sequence));
+  queue_up(std::move(sequence));
   return true;
 }
 
@@ -72,7 +84,7 @@ void Scheduler::preempt(size_t index, StepPlan& plan) {
   give_back(*victim);
   plan.preempted.push_back(victim.get());
   ++preemptions_;
-  queue_up(waiting_, std::move(victim));
+  queue_up(std::move(victim));
 }
 
 const PrefixKey& Scheduler::key_of(Sequence& sequence, size_t block) const {
@@ -122,7 +134,9 @@ size_t Scheduler::find_prefix(Sequence& sequence) const {
   return sequence.found = least;
 }
 
-bool Scheduler::prefix_is_coming(Sequence& sequence, const StepPlan& plan) const {
+bool Scheduler::prefix_is_coming(const Waiting& waiting, const StepPlan& plan) {
+  Sequence& sequence = *waiting.sequence;
+  views_[waiting.view].current = false;  // it was of another search
   const size_t found = find_prefix(sequence), common = found + least_prefix_;
   if (common > most_reusable(sequence)) return false;
   const PrefixKey& key = key_of(sequence, common - 1);
@@ -162,8 +176,8 @@ void Scheduler::add(StepPlan& plan, Sequence& sequence, int32_t count) const {
 }
 
 void Scheduler::admit(size_t index, StepPlan& plan) {
-  const auto place = waiting_.begin() + static_cast<std::ptrdiff_t>(index);
-  Sequence& sequence = **place;
+  std::unique_ptr<Sequence> taken = take_waiting(index);
+  Sequence& sequence = *taken;
   plan.admitted.push_back(&sequence);
   if (!sequence.admitted && blocks_->caching()) {
     prefix_queries_ += static_cast<uint64_t>(sequence.prompt_size());
@@ -173,8 +187,7 @@ void Scheduler::admit(size_t index, StepPlan& plan) {
   const auto later = [&](const std::unique_ptr<Sequence>& other) {
     return other->request.priority > sequence.request.priority;
   };
-  running_.insert(std::find_if(running_.begin(), running_.end(), later), std::move(*place));
-  waiting_.erase(place);
+  running_.insert(std::find_if(running_.begin(), running_.end(), later), std::move(taken));
 }
 
 void Scheduler::count_prefill(StepPlan& plan) {
@@ -212,9 +225,9 @@ StepPlan Scheduler::schedule() {
   const auto places = static_cast<size_t>(limits_.max_sequences);
   while (plan.preempted.empty() && next < waiting_.size() && running_.size() + next < places &&
          plan.tokens < limits_.max_step_tokens) {
-    Sequence& sequence = *waiting_[next];
+    Sequence& sequence = *waiting_[next].sequence;
     if (sequence.pending > 0) break;  // preempted a step ago: its tokens are known after the next collect
-    if (prefix_is_coming(sequence, plan)) {
+    if (prefix_is_coming(waiting_[next], plan)) {
       ++next;
       continue;
     }
@@ -234,48 +247,88 @@ StepPlan Scheduler::schedule() {
   return plan;
 }
 
-size_t Scheduler::coming_blocks(Sequence& sequence, bool running) {
-  const size_t known = running ? sequence.published : sequence.found;
-  if (sequence.keys.size() <= known) return 0;
-  const auto [place, first] = beginners_.try_emplace(sequence.keys[known], &sequence);
-  const Sequence& other = *place->second;
-  if (first) return 0;
-  if (sequence.wants_exact() && !other.wants_exact()) place->second = &sequence;  // which gives to all
-  if (running || !may_give_prefix(other, sequence)) return 0;
+int32_t Scheduler::coming_blocks(const Sequence& sequence, View& view) {
+  const Sequence& other = beginners_.enter(view.next, sequence, view.state.exact);
+  if (&other == &sequence || !may_give_prefix(other, sequence)) return 0;
+  // A sequence's keys stay, and more may come.
+  if (view.compared_with == other.serial && view.compared_keys == other.keys.size()) return view.coming;
   // Keys are equal up to where the tokens differ.
+  const size_t known = sequence.found;
   size_t equal = known;
   size_t differs = std::min({most_reusable(sequence), sequence.keys.size(), other.keys.size()}) + 1;
   while (differs - equal > 1) {
     const size_t middle = equal + (differs - equal) / 2;
     (sequence.keys[middle - 1] == other.keys[middle - 1] ? equal : differs) = middle;
   }
-  return equal - known < least_prefix_ ? 0 : equal;
+  view.compared_with = other.serial;
+  view.compared_keys = static_cast<uint32_t>(other.keys.size());
+  view.coming = equal - known < least_prefix_ ? 0 : static_cast<int32_t>(equal);
+  return view.coming;
+}
+
+SequenceState Scheduler::state_of(const Sequence& sequence, bool running) {
+  SequenceState state;
+  state.running = running;
+  state.started = sequence.admitted;
+  state.ready = running ? !sequence.all_scheduled() && (sequence.pending == 0 || sequence.may_run_ahead())
+                        : sequence.pending == 0;
+  state.context = sequence.scheduled;
+  state.missing = sequence.size() - state.context;
+  state.emitted = sequence.output_size();
+  state.exact = sequence.wants_exact();
+  state.priority = sequence.request.priority;
+  state.arrival_s = sequence.arrival_s;
+  state.ttft_s = sequence.ttft_target_s;
+  state.itl_s = sequence.itl_target_s;
+  state.due_s = state.arrival_s + state.ttft_s;
+  return state;
+}
+
+void Scheduler::look(Sequence& sequence, View& view) const {
+  view = {};
+  SequenceState& state = view.state = state_of(sequence, false);
+  if (!state.ready) return;
+  const size_t found = find_prefix(sequence);
+  state.context = static_cast<int32_t>(found) * blocks_->block_size();
+  state.missing = sequence.size() - state.context;
+  view.current = true;
+  view.has_last = found > 0;
+  view.has_next = found < most_reusable(sequence);
+  view.begins = found < sequence.keys.size() && state.missing > 1;
+  if (view.has_last) view.last = sequence.keys[found - 1];
+  if (found < sequence.keys.size()) view.next = sequence.keys[found];
 }
 
 std::span<SequenceState> Scheduler::states() {
-  states_.clear();
-  viewed_.clear();
-  beginners_.clear();
-  const auto view = [&](Sequence& sequence, bool running) {
-    SequenceState state;
-    state.running = running;
-    state.started = sequence.admitted;
-    state.ready = running ? !sequence.all_scheduled() && (sequence.pending == 0 || sequence.may_run_ahead())
-                          : sequence.pending == 0;
-    state.context = sequence.scheduled;
-    if (!running && state.ready) state.context = static_cast<int32_t>(find_prefix(sequence)) * blocks_->block_size();
-    if (state.ready && sequence.size() - state.context > 1) {
-      const auto coming = static_cast<int32_t>(coming_blocks(sequence, running)) * blocks_->block_size();
-      state.context = std::max(state.context, coming);
+  const size_t all = running_.size() + waiting_.size();
+  states_.resize(all);
+  viewed_.resize(all);
+  beginners_.clear(all);
+  size_t i = 0;
+  for (const auto& sequence : running_) {
+    const SequenceState& state = states_[i] = state_of(*sequence, true);
+    const size_t next = sequence->published;
+    if (state.ready && state.missing > 1 && next < sequence->keys.size()) {
+      beginners_.enter(sequence->keys[next], *sequence, state.exact);
     }
-    state.missing = sequence.size() - state.context;
-    state.emitted = sequence.output_size();
-    state.exact = sequence.wants_exact();
-    states_.push_back(state);
-    viewed_.push_back(&sequence);
-  };
-  for (const auto& sequence : running_) view(*sequence, true);
-  for (const auto& sequence : waiting_) view(*sequence, false);
+    viewed_[i++] = sequence.get();
+  }
+  viewed_running_ = i;
+  for (const Waiting& waiting : waiting_) {
+    View& view = views_[waiting.view];
+    const bool as_it_was =
+        view.current &&
+        (!view.has_last || !blocks_->changed(view.last) || blocks_->findable(view.last, view.state.exact)) &&
+        (!view.has_next || !blocks_->changed(view.next) || !blocks_->findable(view.next, view.state.exact));
+    if (!as_it_was) look(*waiting.sequence, view);
+    SequenceState& state = states_[i] = view.state;
+    if (const int32_t coming = view.begins ? coming_blocks(*waiting.sequence, view) : 0; coming > 0) {
+      state.missing += state.context - coming * blocks_->block_size();
+      state.context = coming * blocks_->block_size();
+    }
+    viewed_[i++] = waiting.sequence.get();
+  }
+  blocks_->forget_changes();
   return states_;
 }
 
@@ -321,8 +374,10 @@ StepPlan Scheduler::schedule(const StepDecision& decision) {
     }
     // As in schedule(): nobody is admitted in a step that had to preempt, nor one whose tokens are still to come.
     if (!plan.preempted.empty() || running() >= limits_.max_sequences || sequence.pending > 0) continue;
-    const auto queued = std::find_if(waiting_.begin(), waiting_.end(), is_it);
-    if (prefix_is_coming(sequence, plan)) continue;
+    // Since states() others may have been admitted, which only moves it forward.
+    size_t queued = std::min(chunk.sequence - viewed_running_, waiting_.size() - 1);
+    while (waiting_[queued].sequence.get() != &sequence) --queued;
+    if (prefix_is_coming(waiting_[queued], plan)) continue;
     reuse_prefix(sequence);
     count = std::min(count, sequence.size() - sequence.scheduled);
     if (!grow(sequence, sequence.scheduled + count)) {
@@ -330,7 +385,7 @@ StepPlan Scheduler::schedule(const StepDecision& decision) {
       continue;
     }
     add(plan, sequence, count);
-    admit(static_cast<size_t>(queued - waiting_.begin()), plan);
+    admit(queued, plan);
   }
   count_prefill(plan);
   return plan;
@@ -386,14 +441,14 @@ void Scheduler::take_back(const StepPlan& plan) {
 }
 
 std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence) {
-  const auto is_it = [&](const std::unique_ptr<Sequence>& other) { return other.get() == sequence; };
+  const auto runs = [&](const std::unique_ptr<Sequence>& other) { return other.get() == sequence; };
+  const auto waits = [&](const Waiting& other) { return other.sequence.get() == sequence; };
   std::unique_ptr<Sequence> taken;
-  if (auto place = std::find_if(running_.begin(), running_.end(), is_it); place != running_.end()) {
+  if (auto place = std::find_if(running_.begin(), running_.end(), runs); place != running_.end()) {
     taken = std::move(*place);
     running_.erase(place);
-  } else if (auto queued = std::find_if(waiting_.begin(), waiting_.end(), is_it); queued != waiting_.end()) {
-    taken = std::move(*queued);
-    waiting_.erase(queued);
+  } else if (auto queued = std::find_if(waiting_.begin(), waiting_.end(), waits); queued != waiting_.end()) {
+    taken = take_waiting(static_cast<size_t>(queued - waiting_.begin()));
   }
   if (taken) give_back(*taken);
   return taken;

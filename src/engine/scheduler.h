@@ -14,9 +14,9 @@
 #include <deque>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
+#include "engine/beginners.h"
 #include "engine/block_manager.h"
 #include "engine/sequence.h"
 #include "policy/policy.h"
@@ -77,8 +77,9 @@ class Scheduler {
   // The same as a policy wants it: what state() showed, in the decision's order. Where blocks run out, running
   // sequences that the decision left out give theirs back, then the least urgent ones.
   StepPlan schedule(const StepDecision& decision);
-  // What a policy sees: running sequences, then waiting ones, each kind in order of priority and arrival. Times are the
-  // engine's to fill in; sequences()[i] is what states()[i] describes. Both are valid until the next call of anything.
+  // What a policy sees: running sequences, then waiting ones, each kind in order of priority and arrival. Where a
+  // sequence has tokens, `last_s` and `due_s` are the engine's to fill in; sequences()[i] is what states()[i]
+  // describes. Both are valid until the next call of anything.
   std::span<SequenceState> states();
   const std::vector<Sequence*>& sequences() const { return viewed_; }
   // Tells that the plan was submitted: its items are scheduled, and those that sample have a pending token more.
@@ -104,6 +105,31 @@ class Scheduler {
   uint64_t prefix_hits() const { return prefix_hits_; }        // and found
 
  private:
+  // What states() showed of a waiting sequence. Of thousands that wait nearly all are as they were a step ago, and each
+  // Sequence is on a page of its own: the state, and what tells whether it still holds, are together here.
+  struct alignas(64) View {
+    SequenceState state;  // without what comes from others
+    // Of its first blocks, the last one that the prefix cache has and the one behind that.
+    PrefixKey last, next;
+    bool current = false;   // all of this holds as long as `last` can be found and `next` cannot
+    bool has_last = false;  // there is such a block,
+    bool has_next = false;  // and the prefix cache may get this one
+    bool begins = false;    // it goes on with `next`, and may be the first that does
+    // What coming_blocks() found when it compared with the sequence of that serial and its so many keys; 0: it did not.
+    int32_t coming = 0;
+    uint32_t compared_keys = 0;
+    uint64_t compared_with = 0;
+  };
+  struct Waiting {
+    std::unique_ptr<Sequence> sequence;
+    uint32_t view = 0;  // index in views_
+  };
+  void queue_up(std::unique_ptr<Sequence> sequence);
+  std::unique_ptr<Sequence> take_waiting(size_t index);
+  static SequenceState state_of(const Sequence& sequence, bool running);
+  // Makes the view of a waiting sequence anew.
+  void look(Sequence& sequence, View& view) const;
+
   bool grow(Sequence& sequence, int32_t tokens);  // blocks for `tokens` tokens in all
   void give_back(Sequence& sequence);
   void preempt(size_t index, StepPlan& plan);
@@ -118,10 +144,10 @@ class Scheduler {
   // Whether the block that a waiting sequence needs next is computed by a step in flight or by this one, for a sequence
   // that has at least kLeastPrefix more tokens in common with it. The block is in the prefix cache after that: the
   // sequence waits for it, or all that come together would compute what they have in common.
-  bool prefix_is_coming(Sequence& sequence, const StepPlan& plan) const;
+  bool prefix_is_coming(const Waiting& waiting, const StepPlan& plan);
   // Blocks that a waiting sequence has in common with one that states() has shown before it, which goes on where this
   // one begins: they are computed once.
-  size_t coming_blocks(Sequence& sequence, bool running);
+  int32_t coming_blocks(const Sequence& sequence, View& view);
   void add(StepPlan& plan, Sequence& sequence, int32_t count) const;
   // Moves waiting_[index] to the running ones; its blocks are there.
   void admit(size_t index, StepPlan& plan);
@@ -131,10 +157,13 @@ class Scheduler {
   BlockManager* blocks_;
   size_t least_prefix_;                             // kLeastPrefix in blocks
   std::vector<std::unique_ptr<Sequence>> running_;  // by priority, then in order of admission
-  std::deque<std::unique_ptr<Sequence>> waiting_;   // by priority, then in order of arrival
+  std::deque<Waiting> waiting_;                     // by priority, then in order of arrival
+  std::vector<View> views_;                         // of waiting ones, in no order
+  std::vector<uint32_t> free_views_;
   std::vector<SequenceState> states_;
   std::vector<Sequence*> viewed_;
-  std::unordered_map<PrefixKey, const Sequence*, PrefixKeyHash> beginners_;  // by the next block that they compute
+  size_t viewed_running_ = 0;  // of these
+  Beginners beginners_;
   uint64_t preemptions_ = 0;
   uint64_t prefix_queries_ = 0;
   uint64_t prefix_hits_ = 0;

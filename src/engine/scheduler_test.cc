@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <deque>
 #include <map>
 #include <numeric>
+#include <random>
+#include <unordered_map>
 
 namespace nfp {
 namespace {
@@ -497,6 +501,210 @@ TEST(Scheduler, WhoGetsItsLastTokenGivesItsBlocksBack) {
   EXPECT_EQ(plan.preempted, (std::vector<Sequence*>{ends}));
   ASSERT_EQ(plan.items.size(), 1u);
   EXPECT_EQ(plan.items[0].sequence, goes_on);
+}
+
+// What states() tells of the prefix cache, worked out anew for every sequence: states() itself remembers what it told
+// of those that wait.
+class SearchedAnew {
+ public:
+  // As it is before states().
+  SearchedAnew(const Bench& bench, const std::vector<Sequence*>& live) : blocks_(bench.blocks) {
+    for (const Sequence* sequence : live) before_[sequence] = {sequence->found, sequence->keys};
+  }
+  // Of a sequence that states() shows, in its order.
+  int32_t context(const Sequence& sequence, bool running, bool ready) {
+    auto& [found, keys] = before_.at(&sequence);
+    if (!ready) return sequence.scheduled;
+    int32_t context = sequence.scheduled;
+    if (!running) {
+      found = find(sequence, found, keys);
+      context = static_cast<int32_t>(found) * blocks_.block_size();
+    }
+    if (sequence.size() - context > 1) {
+      const size_t coming = coming_blocks(sequence, running, running ? sequence.published : found, keys);
+      context = std::max(context, static_cast<int32_t>(coming) * blocks_.block_size());
+    }
+    return context;
+  }
+  size_t found(const Sequence& sequence) const { return before_.at(&sequence).first; }
+
+ private:
+  using Keys = std::vector<PrefixKey>;
+  size_t most(const Sequence& sequence) const {
+    if (!blocks_.caching() || sequence.request.sampling.prompt_logprobs) return 0;
+    return (sequence.tokens.size() - 1) / static_cast<size_t>(blocks_.block_size());
+  }
+  bool has(const Sequence& sequence, size_t count, Keys& keys) const {
+    const auto size = static_cast<size_t>(blocks_.block_size());
+    while (keys.size() < count) {
+      const PrefixKey parent = keys.empty() ? sequence.request.cache_scope : keys.back();
+      keys.push_back(extend(parent, std::span(sequence.tokens).subspan(keys.size() * size, size)));
+    }
+    return count == 0 || blocks_.findable(keys[count - 1], sequence.wants_exact());
+  }
+  // From where the prefix ended last time, in strides that double, then by halves.
+  size_t find(const Sequence& sequence, size_t last, Keys& keys) const {
+    size_t least = std::min(last, most(sequence)), beyond = most(sequence) + 1, stride = 1;
+    if (has(sequence, least, keys)) {
+      for (; least + stride < beyond; stride *= 2) {
+        if (!has(sequence, least + stride, keys)) {
+          beyond = least + stride;
+        } else {
+          least += stride;
+        }
+      }
+    } else {
+      do {
+        beyond = least;
+        least -= std::min(least, stride);
+        stride *= 2;
+      } while (!has(sequence, least, keys));
+    }
+    while (beyond - least > 1) {
+      const size_t middle = least + (beyond - least) / 2;
+      (has(sequence, middle, keys) ? least : beyond) = middle;
+    }
+    return least;
+  }
+  size_t coming_blocks(const Sequence& sequence, bool running, size_t known, const Keys& keys) {
+    if (keys.size() <= known) return 0;
+    const auto [place, first] = beginners_.try_emplace(keys[known], &sequence);
+    const Sequence& other = *place->second;
+    if (first) return 0;
+    if (sequence.wants_exact() && !other.wants_exact()) place->second = &sequence;
+    if (running || (sequence.wants_exact() && !other.wants_exact())) return 0;
+    const Keys& others = before_.at(&other).second;
+    const size_t end = std::min({most(sequence), keys.size(), others.size()});
+    size_t equal = known;
+    while (equal < end && keys[equal] == others[equal]) ++equal;
+    const int32_t size = blocks_.block_size();
+    const int32_t least = (Scheduler::kLeastPrefix + size - 1) / size;
+    return equal - known < static_cast<size_t>(least) ? 0 : equal;
+  }
+
+  const BlockManager& blocks_;
+  std::map<const Sequence*, std::pair<size_t, Keys>> before_;  // Sequence::found, Sequence::keys
+  std::unordered_map<PrefixKey, const Sequence*, PrefixKeyHash> beginners_;
+};
+
+// Few prefixes for many requests, in a cache that is too small for them: blocks are published, evicted, published again
+// and made exact while others wait for them, and requests come, leave, run, and are preempted.
+TEST(Scheduler, StatesRememberNothingThatIsNoLongerSo) {
+  size_t seen = 0, from_cache = 0, from_others = 0;
+  uint64_t preemptions = 0;
+  for (uint32_t seed = 0; seed < 60 && !::testing::Test::HasFailure(); ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const auto draw = [&](int32_t below) { return static_cast<int32_t>(random() % static_cast<uint32_t>(below)); };
+    const int32_t kv_blocks = 30 + draw(60);
+    SchedulerLimits limits = {.max_sequences = 1 + draw(8), .max_step_tokens = 20 + draw(100)};
+    Bench bench(kv_blocks, limits, 4, /*caching=*/draw(10) > 0);
+    const bool answers = draw(2) == 0;
+    std::vector<Sequence*> live;
+    std::vector<int32_t> taken;
+    for (int step = 0; step < 150; ++step) {
+      for (int n = live.size() < 40 ? draw(4) : 0; n > 0; --n) {
+        auto sequence = std::make_unique<Sequence>();
+        sequence->serial = bench.serial++;
+        // A few stems, which part again and again; or prompts that go on as others' answers do.
+        const bool long_answer = draw(answers ? 2 : 8) == 0;
+        const int32_t length = long_answer ? 9 : 1 + draw(std::min(kv_blocks * 4 - 20, 110));
+        for (int32_t t = 0, stem = answers ? 0 : draw(2); t < length; ++t) {
+          if (t % 16 == 9 && draw(3) == 0) stem = draw(2);
+          if (t == 9 && answers) stem = 7;
+          sequence->request.prompt.push_back(stem);
+        }
+        sequence->tokens = sequence->request.prompt;
+        sequence->limit = length + 1 + draw(long_answer ? 80 : 12);
+        sequence->request.priority = draw(6) == 0 ? draw(3) - 1 : 0;
+        sequence->request.precision = draw(3) == 0 ? PrecisionClass::kExact : PrecisionClass::kAuto;
+        if (draw(8) == 0) sequence->request.cache_scope = {1, 1};
+        if (draw(12) == 0) sequence->request.sampling.prompt_logprobs = 0;
+        if (draw(8) == 0) sequence->request.constraint = std::make_unique<Anything>();
+        Sequence* raw = sequence.get();
+        ASSERT_TRUE(bench.scheduler.enqueue(sequence));
+        live.push_back(raw);
+      }
+      // Somebody else's blocks: what they had is gone.
+      for (int n = draw(20) == 0 ? draw(kv_blocks) : 0; n > 0; --n) {
+        if (const auto block = bench.blocks.allocate()) taken.push_back(*block);
+      }
+      if (draw(3) == 0) {
+        for (const int32_t block : taken) bench.blocks.release(block);
+        taken.clear();
+      }
+
+      SearchedAnew anew(bench, live);
+      const std::span<SequenceState> states = bench.scheduler.states();
+      ASSERT_EQ(states.size(), live.size());
+      StepDecision decision;
+      for (size_t i = 0; i < states.size(); ++i) {
+        const Sequence& sequence = *bench.scheduler.sequences()[i];
+        const bool running = i < static_cast<size_t>(bench.scheduler.running());
+        const bool ready = running ? !sequence.all_scheduled() && (sequence.pending == 0 || sequence.may_run_ahead())
+                                   : sequence.pending == 0;
+        ASSERT_EQ(states[i].running, running);
+        ASSERT_EQ(states[i].ready, ready);
+        ASSERT_EQ(states[i].context, anew.context(sequence, running, ready)) << sequence.serial << " in step " << step;
+        ASSERT_EQ(sequence.found, anew.found(sequence));
+        ASSERT_EQ(states[i].missing, sequence.size() - states[i].context);
+        ASSERT_EQ(states[i].emitted, sequence.output_size());
+        ASSERT_EQ(states[i].started, sequence.admitted);
+        ASSERT_EQ(states[i].exact, sequence.wants_exact());
+        ASSERT_EQ(states[i].priority, sequence.request.priority);
+        ++seen;
+        if (running) continue;
+        from_cache += sequence.found > 0 ? 1 : 0;
+        from_others += states[i].context > static_cast<int32_t>(sequence.found) * 4 ? 1 : 0;
+      }
+      // Mostly those that run first, as policies have it; now and then in any order, or not all.
+      for (size_t i = 0; i < states.size(); ++i) {
+        if (states[i].ready && draw(8) > 0) decision.chunks.push_back({i, 1 + draw(states[i].missing)});
+      }
+      if (draw(3) == 0) std::shuffle(decision.chunks.begin(), decision.chunks.end(), random);
+      if (draw(6) == 0) {
+        bench.submit();
+      } else {
+        bench.in_flight.push_back(bench.scheduler.schedule(decision));
+        bench.scheduler.submitted(bench.in_flight.back());
+      }
+      while (bench.in_flight.size() > static_cast<size_t>(draw(3))) bench.collect(draw(2) == 0);
+      const int32_t leaves = draw(12);
+      for (size_t i = 0; i < live.size();) {
+        const bool ends = live[i]->pending == 0 && live[i]->size() >= live[i]->limit;
+        if (ends || (leaves == 0 && draw(5) == 0)) {
+          bench.remove(live[i]);
+          live.erase(live.begin() + static_cast<std::ptrdiff_t>(i));
+        } else {
+          ++i;
+        }
+      }
+    }
+    preemptions += bench.scheduler.preemptions();
+  }
+  EXPECT_GT(seen, 100000u);
+  EXPECT_GT(from_cache, 10000u);
+  EXPECT_GT(from_others, 1000u);
+  EXPECT_GT(preemptions, 500u);
+}
+
+// A preempted answer's keys are worked out as far as they are asked for: another prompt may have more in common with it
+// than a step ago.
+TEST(Scheduler, StatesCompareAgainWhereMoreIsKnown) {
+  Bench b(20, {.max_sequences = 4, .max_step_tokens = 64});
+  Sequence* answer = b.add(9);
+  answer->tokens.insert(answer->tokens.end(), 50, 7);
+  auto sequence = std::make_unique<Sequence>();
+  sequence->serial = b.serial++;
+  sequence->request.prompt = answer->tokens;
+  sequence->tokens = answer->tokens;
+  ASSERT_TRUE(b.scheduler.enqueue(sequence));
+  EXPECT_EQ(b.scheduler.states()[1].context, 0);
+  EXPECT_EQ(b.scheduler.states()[1].context, 0);
+  std::vector<int32_t> taken;
+  while (const auto block = b.blocks.allocate()) taken.push_back(*block);
+  EXPECT_TRUE(b.scheduler.schedule(decide({{0, 10}})).items.empty());  // it asks for the prefix, and there is no room
+  EXPECT_EQ(b.scheduler.states()[1].context, Scheduler::kLeastPrefix);
 }
 
 }  // namespace

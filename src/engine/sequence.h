@@ -33,8 +33,11 @@ struct Sequence {
   size_t published = 0;              // full blocks that are computed
   std::vector<int32_t> fp16_tokens;  // of each block, of those computed so far: how many FP16 steps computed
   size_t found = 0;                  // while it waits: of its first blocks, how many the prefix cache had last
-  bool no_drafts = false;            // a step with drafts of its tokens failed
-  int32_t history_slot = -1;         // place in the backend's TokenHistory while running
+  // What a policy is told besides, in seconds on its clock; the engine's to set. Targets: from arrival to first token,
+  // and from token to token.
+  double arrival_s = 0, ttft_target_s = 0, itl_target_s = 0;
+  bool no_drafts = false;     // a step with drafts of its tokens failed
+  int32_t history_slot = -1;  // place in the backend's TokenHistory while running
   uint64_t seed = 0;
   std::vector<int32_t> end_ids;  // tokens that end it, and that are forbidden before min_tokens
   bool admitted = false;         // has been scheduled before

@@ -1,8 +1,12 @@
 #include "policy/slo_policy.h"
 
 #include <algorithm>
+#include <bit>
+#include <bitset>
 #include <cmath>
+#include <compare>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -17,6 +21,8 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 struct Prefill {
   size_t sequence = 0;
   int32_t tokens = 0;
+  // In the KV cache, if it does not run: what the prefix cache has of it may be nobody's, and is room as well then.
+  int32_t room = 0;
   double due = 0;
   double target = 0;
   double arrival = 0;
@@ -26,12 +32,31 @@ struct Prefill {
   double stopped = 0;  // its arrival, or when it had that token
   int32_t priority = 0;
   bool begun = false;  // an answer
-  int rank = 0;        // which of its deadlines can be kept: the target, the second one, the longest wait; kLost: none
+  bool running = false;
+  bool shed = false;
+  int8_t rank = 0;  // which of its deadlines can be kept: the target, the second one, the longest wait; kLost: none
 };
 
-// Tokens in the KV cache that one takes that does not run: what the prefix cache has of it may be nobody's, and is room
-// as well then.
-int32_t room_of(const SequenceState& sequence) { return sequence.context + sequence.missing; }
+// What prefills are sorted by, beside each other: of thousands, following pointers would be most of the work. Of equal
+// ones that come first that are first in line.
+struct Deadline {
+  double due = 0;
+  double arrival = 0;
+  Prefill* prefill = nullptr;
+  friend auto operator<=>(const Deadline&, const Deadline&) = default;
+};
+struct Length {
+  int32_t priority = 0;
+  int32_t tokens = 0;
+  double arrival = 0;
+  Prefill* prefill = nullptr;
+  friend auto operator<=>(const Length&, const Length&) = default;
+};
+
+constexpr size_t kArrivalPlaces = 1 << 13;
+size_t place_of(double arrival) {
+  return (std::bit_cast<uint64_t>(arrival) * 0x9e3779b97f4a7c15ull) >> (65 - std::bit_width(kArrivalPlaces));
+}
 
 // How fast a level gets through prompts beside the sequences that decode.
 struct Pace {
@@ -49,7 +74,6 @@ struct Demand {
   double slack = kNever;        // seconds until the first of these must have its token
   double longest_gap = kNever;  // seconds that none of them should wait, whatever its slack
   double least_itl = kNever;    // the shortest of their target gaps
-  std::vector<Prefill> prefills;
   int32_t running = 0;
   // Tokens in the KV cache for what does not run yet: what runs has its next tokens, and the rest of a prompt.
   int64_t room = 0;
@@ -117,12 +141,12 @@ class SloPolicy final : public PrecisionPolicy {
   double step_limit(int32_t steps_ahead) const;
   // The TTFT target of the prompt that a token of recent ones belongs to, in the mean: who comes next may be like it.
   double typical_target() const;
-  Demand demand_of(const StepState& state, double error, StepDecision* decision) const;
+  Demand demand_of(const StepState& state, double error, StepDecision* decision);
   std::vector<Pace> paces_for(const StepState& state, const Demand& demand) const;
   size_t choose_for_prompts(const StepState& state, const std::vector<Pace>& paces, size_t fastest,
-                            const StepWork& decodes, std::vector<Prefill>* prefills, StepDecision* decision);
+                            const StepWork& decodes, StepDecision* decision);
   void add_prompts(const StepState& state, const Pace& pace, double error, const Demand& demand, StepWork* work,
-                   StepDecision* decision) const;
+                   StepDecision* decision);
   void hold_room(const StepState& state, const Demand& demand);
   void settle_level(const std::vector<Pace>& paces, const Pace& pace, double error, const StepWork& work,
                     StepDecision* decision) const;
@@ -136,9 +160,10 @@ class SloPolicy final : public PrecisionPolicy {
   static double harm(double fp8_share, bool apart) { return fp8_share - (apart && fp8_share > 0 ? 1e-3 : 0.0); }
   // When the last of `tokens` prompt tokens is done, seconds from now.
   double done_after(const Pace& pace, const StepWork& decodes, double tokens) const;
-  void rank(std::vector<Prefill>& prefills, const Pace& fastest, const StepWork& decodes, double now) const;
-  bool keeps(const std::vector<Prefill>& prefills, const Pace& pace, const StepWork& decodes, double now,
-             double reserve) const;
+  // Settles which deadline of each prefill can be kept. urgent_ becomes those that have one, in order of rank and
+  // deadline.
+  void rank(const Pace& fastest, const StepWork& decodes, double now);
+  bool keeps(const Pace& pace, const StepWork& decodes, double now, double reserve) const;
 
   StepModel model_;
   SloOptions options_;
@@ -153,6 +178,9 @@ class SloPolicy final : public PrecisionPolicy {
   // many tokens a second, and which requests (by arrival) would have been in time and are not lost yet.
   double fp8_queue_s_ = 0, fp8_queue_at_ = 0, fp8_speed_ = 0;
   std::deque<double> kept_by_fp8_;
+  // By place_of() each of these. Of thousands that are lost nearly all were lost before, and are not among these any
+  // more.
+  std::bitset<kArrivalPlaces> may_be_kept_;
   double now_ = 0;         // of the last decision
   double lost_share_ = 0;  // of recent requests, those that FP8 would have kept
   // The prompt that is cut into many steps now, if any: when it came, when it should be done, how much of that is for
@@ -163,6 +191,12 @@ class SloPolicy final : public PrecisionPolicy {
   std::optional<double> held_since_;
   double held_at_ = -kNever;
   StepDecision last_;
+  // Of the decision that is being made, with the memory of those before it.
+  std::vector<Prefill> prefills_;  // in the order of the sequences
+  std::vector<Prefill*> urgent_;   // those with a deadline that can be kept, the most urgent first
+  std::vector<Prefill*> open_;     // those with a deadline that has not passed
+  std::vector<Deadline> deadlines_;
+  std::vector<Length> kept_, lost_;
 };
 
 void SloPolicy::see_arrivals(const StepState& state) {
@@ -183,6 +217,7 @@ void SloPolicy::see_arrivals(const StepState& state) {
 }
 
 void SloPolicy::count_lost(double arrival) {
+  if (!may_be_kept_[place_of(arrival)]) return;
   const auto kept = std::find(kept_by_fp8_.begin(), kept_by_fp8_.end(), arrival);
   if (kept == kept_by_fp8_.end()) return;
   kept_by_fp8_.erase(kept);
@@ -219,57 +254,74 @@ double SloPolicy::done_after(const Pace& pace, const StepWork& decodes, double t
   return model_.seconds(pace.level, both);
 }
 
-void SloPolicy::rank(std::vector<Prefill>& prefills, const Pace& fastest, const StepWork& decodes, double now) const {
+void SloPolicy::rank(const Pace& fastest, const StepWork& decodes, double now) {
   // Moore and Hodgson: in order of deadline; where one would be missed, the longest of those so far is given up. What
   // is given up then competes for its second deadline in what is left. Nobody reads on where an answer stops, so one
   // that has waited too long goes first.
-  const auto by_due = [](const Prefill& a, const Prefill& b) { return a.due < b.due; };
+  const auto next_deadline = [&](Prefill& prefill) {
+    if (++prefill.rank == 1) prefill.due = prefill.since + options_.grace * prefill.target;
+    if (prefill.rank == 2) prefill.due = prefill.since + longest_wait(prefill);
+  };
+  open_.clear();
+  deadlines_.clear();
   double before = 0;  // tokens of better ranks
-  for (Prefill& prefill : prefills) {
-    if (!prefill.begun || now - prefill.stopped < options_.longest_pause_s) continue;
-    prefill.rank = kBeforeAll;
-    before += prefill.tokens;
-  }
-  for (int rank = 0; rank < kLost; ++rank) {
-    std::vector<Prefill*> open;
-    for (Prefill& prefill : prefills) {
-      if (rank == 1 && prefill.rank == 1) prefill.due = prefill.since + options_.grace * prefill.target;
-      if (rank == 2 && prefill.rank == 2) prefill.due = prefill.since + longest_wait(prefill);
-      if (prefill.rank == rank) open.push_back(&prefill);
+  for (Prefill& prefill : prefills_) {
+    if (prefill.begun && now - prefill.stopped >= options_.longest_pause_s) {
+      prefill.rank = kBeforeAll;
+      before += prefill.tokens;
+      deadlines_.push_back({prefill.due, prefill.arrival, &prefill});
+      continue;
     }
-    std::sort(open.begin(), open.end(), [&](const Prefill* a, const Prefill* b) { return by_due(*a, *b); });
-    std::vector<Prefill*> kept;
+    // A deadline that has passed takes nothing from the others, whose order is sought: most of those that wait, where
+    // thousands do.
+    while (prefill.rank < kLost && prefill.due < now) next_deadline(prefill);
+    if (prefill.rank < kLost) open_.push_back(&prefill);
+  }
+  const auto sort = [&] {
+    if (!std::is_sorted(deadlines_.begin(), deadlines_.end())) std::sort(deadlines_.begin(), deadlines_.end());
+  };
+  const auto take = [&](int rank) {
+    for (const Deadline& deadline : deadlines_) {
+      if (deadline.prefill->rank == rank) urgent_.push_back(deadline.prefill);
+    }
+  };
+  sort();
+  take(kBeforeAll);
+  for (int rank = 0; rank < kLost; ++rank) {
+    deadlines_.clear();
+    for (Prefill* prefill : open_) {
+      if (prefill->rank == rank) deadlines_.push_back({prefill->due, prefill->arrival, prefill});
+    }
+    sort();
+    kept_.clear();
     double tokens = before;
-    const auto shorter = [](const Prefill* a, const Prefill* b) {
-      return a->priority != b->priority ? a->priority < b->priority : a->tokens < b->tokens;
+    const auto shorter = [](const Length& a, const Length& b) {
+      return a.priority != b.priority ? a.priority < b.priority : a.tokens < b.tokens;
     };
-    for (Prefill* prefill : open) {
-      kept.push_back(prefill);
-      std::push_heap(kept.begin(), kept.end(), shorter);
+    for (const Deadline& deadline : deadlines_) {
+      Prefill* prefill = deadline.prefill;
+      kept_.push_back({prefill->priority, prefill->tokens, prefill->arrival, prefill});
+      std::push_heap(kept_.begin(), kept_.end(), shorter);
       tokens += prefill->tokens;
-      while (!kept.empty() && now + done_after(fastest, decodes, tokens) > prefill->due) {
-        std::pop_heap(kept.begin(), kept.end(), shorter);
-        tokens -= kept.back()->tokens;
-        kept.back()->rank = rank + 1;
-        kept.pop_back();
+      while (!kept_.empty() && now + done_after(fastest, decodes, tokens) > deadline.due) {
+        std::pop_heap(kept_.begin(), kept_.end(), shorter);
+        tokens -= kept_.back().tokens;
+        next_deadline(*kept_.back().prefill);
+        kept_.pop_back();
       }
     }
     before = tokens;
+    take(rank);
   }
 }
 
-bool SloPolicy::keeps(const std::vector<Prefill>& prefills, const Pace& pace, const StepWork& decodes, double now,
-                      double reserve) const {
+bool SloPolicy::keeps(const Pace& pace, const StepWork& decodes, double now, double reserve) const {
   double tokens = 0;
-  for (const Prefill& prefill : prefills) {  // in order of urgency
-    if (prefill.rank == kLost) {
-      if (now - prefill.since > options_.patience_s) return false;
-      continue;
-    }
-    tokens += prefill.tokens;
-    if (prefill.rank == kBeforeAll) continue;
-    const double spare = prefill.rank == 0 ? reserve * prefill.target : 0.0;
-    if (now + done_after(pace, decodes, tokens) + spare > prefill.due) return false;
+  for (const Prefill* prefill : urgent_) {
+    tokens += prefill->tokens;
+    if (prefill->rank == kBeforeAll) continue;
+    const double spare = prefill->rank == 0 ? reserve * prefill->target : 0.0;
+    if (now + done_after(pace, decodes, tokens) + spare > prefill->due) return false;
   }
   // A typical prompt that came now and had to wait for all of these would be in time, too.
   return done_after(pace, decodes, tokens) <= typical_target();
@@ -292,36 +344,51 @@ double SloPolicy::typical_target() const {
 
 // Which prompts are lost or shed, the order of the others, and the first pace that keeps them in time.
 size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<Pace>& paces, size_t fastest,
-                                     const StepWork& decodes, std::vector<Prefill>* prefills, StepDecision* decision) {
+                                     const StepWork& decodes, StepDecision* decision) {
   size_t chosen = 0;
   const double last = harm(last_.fp8_share, last_.exact_singles);
-  rank(*prefills, paces[fastest], decodes, state.now_s);
-  for (const Prefill& prefill : *prefills) {
-    if (prefill.rank <= 0) continue;
-    decision->lost.push_back(prefill.sequence);
-    count_lost(prefill.arrival);
+  rank(paces[fastest], decodes, state.now_s);
+  may_be_kept_.reset();
+  for (const double arrival : kept_by_fp8_) may_be_kept_.set(place_of(arrival));
+  decision->lost.reserve(prefills_.size());
+  double tokens = 0;
+  bool patient = true;  // none that is lost has waited too long
+  for (Prefill& prefill : prefills_) {
+    if (prefill.rank > 0) {
+      decision->lost.push_back(prefill.sequence);
+      count_lost(prefill.arrival);
+    }
     const SequenceState& sequence = state.sequences[prefill.sequence];
-    if (options_.missed != SloOptions::Missed::kShed || sequence.started) continue;
+    if (prefill.rank <= 0 || options_.missed != SloOptions::Missed::kShed || sequence.started) {
+      tokens += prefill.tokens;
+      patient = patient && (prefill.rank < kLost || state.now_s - prefill.since <= options_.patience_s);
+      continue;
+    }
+    prefill.shed = true;
     decision->shed.push_back(prefill.sequence);
     const size_t level = sequence.exact ? model_.exact_level() : paces[fastest].level;
     const double alone = model_.prompt_seconds(level, prefill.tokens, sequence.context, state.max_step_tokens);
     if (alone > prefill.target) decision->hopeless.push_back(prefill.sequence);
   }
-  if (options_.missed == SloOptions::Missed::kAsTheyCome) {
-    for (Prefill& prefill : *prefills) prefill.due = prefill.arrival + prefill.target, prefill.rank = 0;
-  }
-  std::erase_if(*prefills, [&](const Prefill& prefill) {
-    return std::find(decision->shed.begin(), decision->shed.end(), prefill.sequence) != decision->shed.end();
-  });
-  double tokens = 0;
-  for (const Prefill& prefill : *prefills) tokens += prefill.tokens;
   decision->busy_s = done_after(paces[fastest], decodes, tokens);
-  std::sort(prefills->begin(), prefills->end(), [&](const Prefill& a, const Prefill& b) {
-    if (a.rank != b.rank) return a.rank < b.rank;
-    if (a.priority != b.priority) return a.priority < b.priority;
-    if (a.rank == kLost) return a.tokens != b.tokens ? a.tokens < b.tokens : a.arrival < b.arrival;
-    return a.due != b.due ? a.due < b.due : a.arrival < b.arrival;
-  });
+  std::erase_if(urgent_, [](const Prefill* prefill) { return prefill->shed; });
+  if (options_.missed == SloOptions::Missed::kAsTheyCome) {
+    patient = true;
+    deadlines_.clear();
+    for (Prefill& prefill : prefills_) {
+      prefill.due = prefill.arrival + prefill.target, prefill.rank = 0;
+      deadlines_.push_back({prefill.due, prefill.arrival, &prefill});
+    }
+    std::sort(deadlines_.begin(), deadlines_.end());
+    urgent_.clear();
+    for (const Deadline& deadline : deadlines_) urgent_.push_back(deadline.prefill);
+  }
+  const auto before = [](const Prefill* a, const Prefill* b) {
+    return a->rank != b->rank ? a->rank < b->rank : a->priority < b->priority;
+  };
+  if (!std::is_sorted(urgent_.begin(), urgent_.end(), before)) {
+    std::stable_sort(urgent_.begin(), urgent_.end(), before);
+  }
   // A level below the last step's stays until there is more room than was missing when it was left.
   while (chosen < paces.size()) {
     const double share = harm(paces[chosen]);
@@ -329,7 +396,7 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
     const double many = share < last ? options_.reserve_to_return_of_many : options_.reserve_of_many;
     double reserve = few + many_lost() * (many - few);
     if (share > 0 && share < 1) reserve = std::max(reserve, options_.reserve_partial);
-    if (keeps(*prefills, paces[chosen], decodes, state.now_s, reserve)) break;
+    if (patient && keeps(paces[chosen], decodes, state.now_s, reserve)) break;
     ++chosen;
   }
   return chosen == paces.size() ? fastest : chosen;
@@ -357,12 +424,12 @@ double SloPolicy::shared_s(const Pace& pace, const Prefill& prefill, int32_t con
 // where it does not, or where `pace`, which keeps the deadlines, has more FP8 anyway.
 std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand& demand, const Pace& pace) {
   const bool choice = harm(model_.levels()[levels_.back()].fp8_share, false) > 0;
-  const bool asked = demand.decodes.tokens > 0 && !demand.prefills.empty() && demand.prefills.front().rank != kLost;
+  const bool asked = demand.decodes.tokens > 0 && !urgent_.empty();
   if (!asked || !choice) {
     shared_arrival_ = -kNever;
     return std::nullopt;
   }
-  const Prefill& prefill = demand.prefills.front();
+  const Prefill& prefill = *urgent_.front();
   const int32_t context = state.sequences[prefill.sequence].context;
   if (prefill.arrival != shared_arrival_) {
     shared_arrival_ = -kNever;
@@ -400,11 +467,10 @@ std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand&
 void SloPolicy::hold_room(const StepState& state, const Demand& demand) {
   const Prefill* longest = nullptr;
   bool still = false;
-  for (const Prefill& prefill : demand.prefills) {
-    const SequenceState& sequence = state.sequences[prefill.sequence];
-    if (sequence.running) continue;
+  for (const Prefill& prefill : prefills_) {
+    if (prefill.running || prefill.shed) continue;
     still = still || (held_since_ && prefill.stopped == *held_since_);
-    if (room_of(sequence) <= demand.room || demand.running == 0) continue;
+    if (prefill.room <= demand.room || demand.running == 0) continue;
     if (longest == nullptr || prefill.stopped < longest->stopped) longest = &prefill;
   }
   if (!still) held_since_.reset();
@@ -417,44 +483,67 @@ void SloPolicy::hold_room(const StepState& state, const Demand& demand) {
 
 // Chunks of prompts behind the decoding sequences, which are in `work`.
 void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double error, const Demand& demand,
-                            StepWork* work, StepDecision* decision) const {
+                            StepWork* work, StepDecision* decision) {
   int32_t room = std::min(pace.chunk, state.max_step_tokens - work->tokens);
   int64_t free_tokens = demand.room;
   int32_t running = demand.running;
   double end_s = pace.limit_s;  // when the step has to be done, for the sake of prompts that end in it
-  for (const Prefill& prefill : demand.prefills) {
-    if (room < 1) break;
-    const SequenceState& sequence = state.sequences[prefill.sequence];
-    if (!sequence.running) {
-      if (running >= state.max_sequences) continue;
-      if (held_since_ && !prefill.begun && prefill.stopped != *held_since_) continue;
-      if (room_of(sequence) > free_tokens && running > 0) continue;
-    }
+  const auto may_start = [&](const Prefill& prefill) {
+    if (prefill.running) return true;
+    if (running >= state.max_sequences) return false;
+    if (held_since_ && !prefill.begun && prefill.stopped != *held_since_) return false;
+    return prefill.room <= free_tokens || running == 0;
+  };
+  // False: the step is full.
+  const auto add = [&](const Prefill& prefill) {
+    const int32_t context = state.sequences[prefill.sequence].context;
     // The pace is of prompts without anything in the cache; what attention to that adds counts here.
     int32_t count = std::min(room, prefill.tokens);
-    count = std::max(model_.largest_chunk(pace.level, *work, sequence.context, count, end_s),
+    count = std::max(model_.largest_chunk(pace.level, *work, context, count, end_s),
                      std::min(count, options_.least_chunk - (pace.chunk - room)));
-    if (count < 1) break;
-    if (!sequence.running) {
+    if (count < 1) return false;
+    if (!prefill.running) {
       ++running;
-      free_tokens -= room_of(sequence);
+      free_tokens -= prefill.room;
     }
     decision->chunks.push_back({prefill.sequence, count});
-    work->add(count, sequence.context);
+    work->add(count, context);
     room -= count;
-    if (count < prefill.tokens || prefill.rank > 0) continue;
+    if (count < prefill.tokens || prefill.rank > 0) return room > 0;
     // Its first token comes when the step ends: what else is put into the step must not make it late.
     const double left = prefill.due - state.now_s, least = model_.seconds(pace.level, *work);
     if (least <= left) end_s = std::min(end_s, std::max(least, left * (1 - options_.end_errors * error)));
+    return room > 0;
+  };
+  if (room < 1) return;
+  for (const Prefill* prefill : urgent_) {
+    if (may_start(*prefill) && !add(*prefill)) return;
+  }
+  // The shortest first; who may not start now may not after others have started either.
+  lost_.clear();
+  for (Prefill& prefill : prefills_) {
+    if (prefill.rank == kLost && !prefill.shed && may_start(prefill)) {
+      lost_.push_back({prefill.priority, prefill.tokens, prefill.arrival, &prefill});
+    }
+  }
+  std::make_heap(lost_.begin(), lost_.end(), std::greater<>());
+  while (!lost_.empty()) {
+    const Prefill& prefill = *lost_.front().prefill;
+    if (may_start(prefill) && !add(prefill)) return;
+    std::pop_heap(lost_.begin(), lost_.end(), std::greater<>());
+    lost_.pop_back();
   }
 }
 
 // The decoding sequences are in the decision already.
-Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* decision) const {
+Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* decision) {
   const double catch_up = options_.catch_up * (1 - options_.catch_up_errors * error);
   const double longest_gap = options_.longest_gap - options_.longest_gap_errors * error;
   const double itl_margin = options_.itl_margin + options_.itl_margin_errors * error;
   Demand demand;
+  demand.room = state.free_tokens;
+  prefills_.clear();
+  urgent_.clear();
   for (size_t i = 0; i < state.sequences.size(); ++i) {
     const SequenceState& sequence = state.sequences[i];
     demand.running += sequence.running ? 1 : 0;
@@ -467,14 +556,21 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
     }
     const bool begun = sequence.emitted > 0;
     const double since = begun ? std::min(state.now_s, sequence.due_s - sequence.itl_s) : sequence.arrival_s;
-    demand.prefills.push_back({i, sequence.missing, begun ? since + sequence.ttft_s : sequence.due_s, sequence.ttft_s,
-                               sequence.arrival_s, since, begun ? sequence.last_s : sequence.arrival_s,
-                               sequence.priority, begun});
+    Prefill& prefill = prefills_.emplace_back();
+    prefill.sequence = i;
+    prefill.tokens = sequence.missing;
+    prefill.room = sequence.context + sequence.missing;
+    prefill.due = begun ? since + sequence.ttft_s : sequence.due_s;
+    prefill.target = sequence.ttft_s;
+    prefill.arrival = sequence.arrival_s;
+    prefill.since = since;
+    prefill.stopped = begun ? sequence.last_s : sequence.arrival_s;
+    prefill.priority = sequence.priority;
+    prefill.begun = begun;
+    prefill.running = sequence.running;
+    if (sequence.running) demand.room -= sequence.missing;
   }
-  demand.room = state.free_tokens - demand.decodes.tokens;
-  for (const Prefill& prefill : demand.prefills) {
-    if (state.sequences[prefill.sequence].running) demand.room -= prefill.tokens;
-  }
+  demand.room -= demand.decodes.tokens;
   double least = kNever;  // seconds
   for (const size_t level : levels_) least = std::min(least, model_.seconds(level, demand.decodes));
   struct Wish {
@@ -507,7 +603,7 @@ std::vector<Pace> SloPolicy::paces_for(const StepState& state, const Demand& dem
   const double limit = demand.limit(), short_limit = std::min(limit, step_limit(state.steps_ahead));
   std::vector<Pace> paces;
   const bool both = options_.exact_decode && options_.levels == SloOptions::Levels::kAll && demand.decodes.tokens > 0 &&
-                    !demand.prefills.empty();
+                    !prefills_.empty();
   const auto add = [&](size_t level, bool apart, double limit_s) {
     paces.push_back(pace_at(level, apart, demand.decodes, limit_s, state));
   };
@@ -554,9 +650,9 @@ StepDecision SloPolicy::decide(const StepState& state) {
   now_ = state.now_s;
   const double error = std::min(model_.recent_error().mean, options_.most_error);
   StepDecision decision;
-  Demand demand = demand_of(state, error, &decision);
+  const Demand demand = demand_of(state, error, &decision);
   const std::vector<Pace> paces = paces_for(state, demand);
-  const bool prompts = !demand.prefills.empty();
+  const bool prompts = !prefills_.empty();
   const auto speed = [&](const Pace& pace) { return pace.chunk > 0 ? pace.chunk / pace.chunk_s : 0.0; };
   size_t fastest = 0;
   for (size_t i = 1; i < paces.size(); ++i) {
@@ -567,7 +663,7 @@ StepDecision SloPolicy::decide(const StepState& state) {
   if (prompts) fp8_speed_ = speed(paces[fastest]);
 
   size_t chosen = 0;
-  if (prompts) chosen = choose_for_prompts(state, paces, fastest, demand.decodes, &demand.prefills, &decision);
+  if (prompts) chosen = choose_for_prompts(state, paces, fastest, demand.decodes, &decision);
   const size_t for_prompts = chosen;
   // Decoding sequences: their next token must not be late for precision's sake either.
   double decode_limit = demand.limit();
@@ -579,7 +675,8 @@ StepDecision SloPolicy::decide(const StepState& state) {
     ++chosen;
   }
   // Precision is never given away for nothing.
-  const auto time_of = [&](const Pace& pace) { return demand.prefills.empty() ? pace.decode_s : 1.0 / speed(pace); };
+  const bool none_left = prefills_.size() == decision.shed.size();
+  const auto time_of = [&](const Pace& pace) { return none_left ? pace.decode_s : 1.0 / speed(pace); };
   for (size_t i = 0; i < chosen; ++i) {
     if (time_of(paces[i]) <= time_of(paces[chosen])) chosen = i;
   }

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <set>
+#include <tuple>
 
 #include "policy/testing/step_tables.h"
 
@@ -649,6 +652,70 @@ RC_GTEST_PROP(SloPolicy, DecisionsAreSound, ()) {
     if (!decision.chunks.empty()) RC_ASSERT(decision.predicted_s > 0);
     for (const size_t lost : decision.lost) RC_ASSERT(lost < sequences.size());
   }
+}
+
+// As many as no sort keeps in their places by itself.
+TEST(SloPolicy, EqualPromptsGoInTheirOrder) {
+  for (const double arrival : {0.0, -15.0}) {  // in time, and lost
+    const std::vector<SequenceState> sequences(60, prompt(30, arrival, 1));
+    const StepDecision decision = slo()->decide(state_of(sequences, 0.001));
+    EXPECT_EQ(decision.lost.empty(), arrival == 0);
+    ASSERT_GT(decision.chunks.size(), 40u);
+    for (size_t i = 0; i < decision.chunks.size(); ++i) EXPECT_EQ(decision.chunks[i].sequence, i);
+  }
+}
+
+// Of those that can be in time no more, whoever finds room starts in order of priority and length.
+TEST(SloPolicy, WhatIsLostStartsByLengthAsFarAsThereIsRoom) {
+  size_t started = 0, passed_over = 0;
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const auto draw = [&](int32_t below) { return static_cast<int32_t>(random() % static_cast<uint32_t>(below)); };
+    std::vector<SequenceState> sequences;
+    const int32_t running = draw(4), waiting = 1 + draw(200), levels = 1 + draw(3);
+    for (int32_t i = 0; i < running + waiting; ++i) {
+      SequenceState s = prompt(1 + draw(draw(2) == 0 ? 20 : 400), -12 - 0.5 * draw(10), 0.1);
+      s.running = s.started = i < running;
+      s.context = 16 * draw(20);
+      s.priority = draw(levels);
+      sequences.push_back(s);
+    }
+    StepState state = state_of(sequences, 0);
+    state.max_sequences = draw(2) == 0 ? 64 : running + draw(8);
+    state.free_tokens = draw(6000);
+    const StepDecision decision = slo()->decide(state);
+    ASSERT_EQ(decision.lost.size(), sequences.size());
+
+    std::vector<size_t> order(sequences.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      const SequenceState &one = sequences[a], &other = sequences[b];
+      return std::tuple(one.priority, one.missing, one.arrival_s) <
+             std::tuple(other.priority, other.missing, other.arrival_s);
+    });
+    int64_t room = state.free_tokens;
+    for (int32_t i = 0; i < running; ++i) room -= sequences[static_cast<size_t>(i)].missing;
+    int32_t places = running;
+    size_t next = 0;
+    for (const size_t i : order) {
+      const SequenceState& s = sequences[i];
+      const bool fits = s.context + s.missing <= room || places == 0;
+      if (!s.running && (places >= state.max_sequences || !fits)) {
+        passed_over += next < decision.chunks.size() ? 1 : 0;
+        continue;
+      }
+      if (next == decision.chunks.size()) break;  // the step is full
+      ASSERT_EQ(decision.chunks[next++].sequence, i);
+      if (s.running) continue;
+      room -= s.context + s.missing;
+      ++places;
+      ++started;
+    }
+    ASSERT_EQ(next, decision.chunks.size());
+  }
+  EXPECT_GT(started, 1000u);
+  EXPECT_GT(passed_over, 1000u);
 }
 
 }  // namespace

@@ -4,11 +4,12 @@
 #include <cmath>
 #include <map>
 #include <optional>
-#include <set>
+#include <stdexcept>
 #include <string_view>
 #include <utility>
 
 #include "server/api/json_schema.h"
+#include "server/grammar/grammar_regex.h"
 
 namespace nfp::server {
 namespace {
@@ -51,69 +52,6 @@ bool has_type(const Json& schema, std::string_view name) {
   if (type == schema.end()) return false;
   if (!type->is_array()) return *type == name;
   return std::find(type->begin(), type->end(), name) != type->end();
-}
-
-// The same regular expression as xgrammar has to be given it to follow it inside of a JSON string: in ASCII, as only
-// such ones are kept clear of what JSON escapes, with {0,1} for "?", as (xa+)? would allow "a", and with (X+){n} for
-// X{n,}, as (xa{0,2}){2,} would allow "xxaaa".
-std::string safe_pattern(std::string_view pattern) {
-  enum class After : uint8_t { kOther, kOpening, kGroup, kRepetition } after = After::kOther;
-  std::string out;
-  std::vector<size_t> open;  // where groups begin in `out`
-  size_t group = 0;          // where the one before kGroup does
-  bool in_class = false;
-  for (size_t i = 0; i < pattern.size();) {
-    const After before = std::exchange(after, After::kOther);
-    const char c = pattern[i];
-    const auto lead = static_cast<uint8_t>(c);
-    if (lead >= 0x80) {
-      const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-      uint32_t point = lead & (0x7Fu >> length);
-      for (size_t j = 1; j < length && i + j < pattern.size(); ++j) {
-        point = point << 6 | (static_cast<uint8_t>(pattern[i + j]) & 0x3Fu);
-      }
-      out += fmt::format("\\u{{{:x}}}", point);
-      i += length;
-      continue;
-    }
-    ++i;
-    if (c == '\\' && i < pattern.size()) {
-      // Before a character that is not ASCII it changes nothing.
-      if (static_cast<uint8_t>(pattern[i]) < 0x80) (out += c) += pattern[i++];
-      continue;
-    }
-    if (in_class) {
-      in_class = c != ']';
-    } else if (c == '[') {
-      in_class = true;
-    } else if (c == '(') {
-      open.push_back(out.size());
-      after = After::kOpening;
-    } else if (c == ')' && !open.empty()) {
-      group = open.back();
-      open.pop_back();
-      after = After::kGroup;
-    } else if (c == '*' || c == '+' || c == '}') {
-      after = After::kRepetition;
-    } else if (c == '?' && before == After::kRepetition) {
-      continue;  // "as few as possible" is all the same here
-    } else if (c == '?' && before != After::kOpening) {
-      out += "{0,1}";
-      after = After::kRepetition;
-      continue;
-    } else if (c == '{' && before == After::kGroup) {
-      const std::string_view count = pattern.substr(i, pattern.find(",}", i) - i);
-      if (count.find_first_not_of("0123456789") == std::string_view::npos &&
-          count.find_first_not_of('0') != std::string_view::npos && i + count.size() < pattern.size()) {
-        out.insert(group, "(?:").append("+){").append(count).append("}");
-        i += count.size() + 2;
-        after = After::kRepetition;
-        continue;
-      }
-    }
-    out += c;
-  }
-  return out;
 }
 
 // Whether xgrammar would write this number with 17 digits (0.7 as 0.69999999999999996) and follows it exactly as a
@@ -231,10 +169,12 @@ class Rewriter {
     if (has_any(schema, {"properties", "patternProperties", "enum", "const"})) schema["x-number"] = ++numbered_;
   }
 
-  const std::set<std::string>& patterns() const { return patterns_; }
-
  private:
-  std::string keep(const std::string& pattern) { return *patterns_.insert(safe_pattern(pattern)).first; }
+  static std::string rewritten(const std::string& pattern) try {
+    return regex_for_grammar(pattern, RegexUse::kPattern);
+  } catch (const std::runtime_error& failure) {
+    throw std::runtime_error(fmt::format("{} (in the pattern '{}')", failure.what(), pattern));
+  }
 
   void rewrite_text(Json& schema) {
     const auto format = schema.find("format");
@@ -242,12 +182,12 @@ class Rewriter {
     for (const auto& [known, pattern] : kFormatPatterns) {
       if (name != known) continue;
       schema.erase("format");
-      schema["pattern"] = safe_pattern(pattern);
+      schema["pattern"] = regex_for_grammar(pattern, RegexUse::kPattern);
       return;
     }
     if (is_known_format(name)) return;
     if (const auto pattern = schema.find("pattern"); pattern != schema.end()) {
-      if (pattern->is_string()) *pattern = keep(pattern->get<std::string>());
+      if (pattern->is_string()) *pattern = rewritten(pattern->get<std::string>());
       return;
     }
     if (!has_any(schema, {"minLength", "maxLength"})) return;
@@ -351,77 +291,23 @@ class Rewriter {
     const auto names = schema.find("patternProperties");
     if (names == schema.end() || !names->is_object()) return;
     Json renamed = Json::object();
-    for (const auto& [pattern, inner] : names->items()) renamed[keep(pattern)] = inner;
+    for (const auto& [pattern, inner] : names->items()) {
+      std::string key = rewritten(pattern);
+      while (renamed.contains(key)) key += "(?:)";  // two that are written alike
+      renamed[key] = inner;
+    }
     *names = std::move(renamed);
   }
 
-  std::set<std::string> patterns_;
   int64_t numbered_ = 0;
 };
 
-// Where the class ends of which the inside begins at `i`.
-size_t end_of_class(std::string_view regex, size_t i) {
-  while (i < regex.size() && regex[i] != ']') i += regex[i] == '\\' ? 2 : 1;
-  return i;
-}
-
-// The character, or the escape, at `i`, which goes behind it. xgrammar reads as many digits behind \x as there are.
-std::string character_at(std::string_view regex, size_t& i) {
-  if (regex[i] != '\\') return std::string(1, regex[i++]);
-  const std::string_view escape = regex.substr(i, 4);
-  if (escape.starts_with("\\x") && escape.find_first_not_of("0123456789abcdefABCDEF", 2) == escape.npos &&
-      escape.size() == 4) {
-    i += 4;
-    return fmt::format("\\u00{}", escape.substr(2));
-  }
-  i += 2;
-  return std::string(escape.substr(0, 2));
-}
-
-// The class of which this is the inside. An escaped "^" that is first would negate it.
-std::string class_of(std::string_view inner) {
-  size_t carets = 0;  // bytes
-  for (bool more = true; more;) {
-    more = false;
-    for (const std::string_view form : {"\\^", "\\u005e", "\\u005E", "^"}) {
-      if (!inner.substr(carets).starts_with(form) || (form == "^" && carets == 0)) continue;
-      carets += form.size();
-      more = true;
-    }
-  }
-  const std::string_view rest = inner.substr(carets);
-  if (carets == 0) return fmt::format("[{}]", rest);
-  if (rest.empty()) return "\\^";
-  const bool range = rest.size() > 1 && rest.front() == '-';  // "_" is the next character
-  return fmt::format("(?:\\^|[{}{}])", range ? "_" : "", rest);
-}
-
 }  // namespace
 
-GrammarSchema schema_for_grammar(Json schema) {
+Json schema_for_grammar(Json schema) {
   References(schema).rewrite();
-  Rewriter rewriter;
-  rewriter.visit(schema);
-  return {std::move(schema), {rewriter.patterns().begin(), rewriter.patterns().end()}};
-}
-
-std::string regex_for_grammar(std::string_view regex) {
-  std::string out;
-  for (size_t i = 0; i < regex.size();) {
-    const size_t end = regex[i] == '[' ? end_of_class(regex, i + 1) : regex.size();
-    if (end < regex.size()) {
-      std::string inner;
-      for (++i; i < end;) inner += character_at(regex, i);
-      out += class_of(inner);
-      ++i;
-    } else if (regex[i] == '.') {
-      out += R"([^\n\r\u2028\u2029])";
-      ++i;
-    } else {
-      out += character_at(regex, i);
-    }
-  }
-  return out;
+  Rewriter().visit(schema);
+  return schema;
 }
 
 }  // namespace nfp::server

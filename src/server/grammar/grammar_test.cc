@@ -205,6 +205,99 @@ TEST_F(GrammarTest, EscapesInARegexMeanOneCharacter) {
   }
 }
 
+// What JavaScript's expressions mean, as a whole answer and as a schema's pattern. xgrammar would pass over the
+// anchors, and read other characters into the classes.
+TEST_F(GrammarTest, RegularExpressionsMeanWhatTheyDoInJavaScript) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const std::tuple<const char*, std::vector<const char*>, std::vector<const char*>> cases[] = {
+      {"^a$|^b$", {"a", "b"}, {"ab", ""}},
+      {"a|^b$", {"a", "b"}, {"ab"}},
+      {"(^a|b$)", {"a", "b"}, {"ab"}},
+      {"(^a|b$)c", {"ac"}, {"bc", "c"}},
+      {"c(^a|b$|d)", {"cb", "cd"}, {"ca", "c"}},
+      {"(^|,)a(,|$)", {"a", ",a", "a,"}, {""}},
+      {"x(^|,)a", {"x,a"}, {"xa"}},
+      {"(^a)?b", {"ab", "b"}, {"a"}},
+      {"a(b$)?", {"a", "ab"}, {"b"}},
+      {"(a$b)*c", {"c"}, {"abc"}},
+      {"^^a$$", {"a"}, {""}},
+      {"a\\s", {"a ", "a\u00a0", "a\ufeff", "a\u2003", "a\u2028"}, {"aa", "a\u200b"}},
+      {"a\\S", {"aé", "a\u200b", "a😀"}, {"a ", "a\u00a0", "a\ufeff", "a\u2028"}},
+      {"a[^\\S]", {"a\u3000"}, {"ab"}},
+      {"a.", {"aé", "a\u00a0"}, {"a\u2028", "a\u2029"}},
+      {"\\w\\d", {"_9"}, {"é9", "_٣"}},
+      {"[^]", {"é"}, {""}},
+      {"a|[]", {"a"}, {""}},
+      {"\\ud83d\\ude00", {"😀"}, {"?"}},
+      {"\\u{1f600}{2}", {"😀😀"}, {"😀"}},
+      {"{a}]", {"{a}]"}, {"a"}},
+      {"a{0}b", {"b"}, {"ab"}},
+      {"(?<name_1>a)(?P<n>b)", {"ab"}, {"a"}},
+      {"(?i)a[b-c]", {"aB", "Ac"}, {"Ad"}},
+      {"(?:ab?){200,}", {}, {"ab"}},
+  };
+  for (const auto& [regex, good, bad] : cases) {
+    const auto pattern = spec(Kind::kJsonSchema, dump(Json{{"type", "string"}, {"pattern", regex}}));
+    for (const char* text : good) {
+      EXPECT_TRUE(allows(spec(Kind::kRegex, regex), text)) << regex << " " << text;
+      EXPECT_TRUE(allows(pattern, dump(Json(text)))) << regex << " " << text;
+    }
+    for (const char* text : bad) {
+      EXPECT_FALSE(allows(spec(Kind::kRegex, regex), text)) << regex << " " << text;
+      EXPECT_FALSE(allows(pattern, dump(Json(text)))) << regex << " " << text;
+    }
+  }
+}
+
+TEST_F(GrammarTest, NamesWhatOfARegularExpressionIsNotFollowed) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const std::pair<const char*, const char*> cases[] = {
+      {"a?^b", "'^' behind what may be empty or not is not supported, at character 3"},
+      {"(a|^b)+", "'^' behind what may be empty or not is not supported, at character 4"},
+      {"a$b?", "'$' before what may be empty or not is not supported, at character 2"},
+      {"é\\bb", "'\\b' (a word boundary) is not supported, at character 2"},
+      {"\\p{L}", "'\\p' (a Unicode property) is not supported, at character 1"},
+      {"(a)\\1", "'\\1' (a reference to a group) is not supported, at character 4"},
+      {"a\\Z", "'\\Z' is no escape of JavaScript's, at character 2"},
+      {"(?<=a)b", "lookbehind is not supported, at character 1"},
+      {"(?s:a)", "this kind of group ('(?') is not supported, at character 1"},
+      {"a**", "nothing is there to be repeated, at character 3"},
+      {"a{,3}", "nothing is there to be repeated (a brace is '\\{'), at character 2"},
+      {"a{3,2}", "a repetition has its numbers out of order, at character 2"},
+      {"^*", "an anchor is repeated, at character 1"},
+      {"[b-a]", "a range of characters is out of order, at character 2"},
+      {"(a", "'(' is not closed, at character 1"},
+      {"a)", "')' closes nothing, at character 2"},
+      {"[a", "'[' is not closed, at character 1"},
+      {"b^a", "no text matches it"},
+  };
+  for (const auto& [regex, message] : cases) {
+    for (const bool pattern : {false, true}) {
+      const auto compiled =
+          compiler_->compile(pattern ? spec(Kind::kJsonSchema, dump(Json{{"type", "string"}, {"pattern", regex}}))
+                                     : spec(Kind::kRegex, regex));
+      ASSERT_FALSE(compiled.ok()) << regex;
+      EXPECT_EQ(compiled.error().code, ErrorCode::kInvalidInput);
+      const std::string where = pattern ? fmt::format(" (in the pattern '{}')", regex) : "";
+      EXPECT_EQ(compiled.error().message, fmt::format("'guided' cannot be compiled: {}{}", message, where));
+    }
+  }
+  EXPECT_FALSE(compiler_->compile(spec(Kind::kRegex, "(?=a)b")).ok());
+  EXPECT_FALSE(compiler_->compile(spec(Kind::kRegex, std::string(100'000, '('))).ok());
+}
+
+// A part that is repeated more than 128 times is a grammar of its own to xgrammar, which had quotes in it.
+TEST_F(GrammarTest, PartsThatAreRepeatedOftenAreJson) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  for (const char* regex : {"^.{1,200}$", "^.{1,200000}$", "^[^a]{1,129}$", "^(?:\\S\\s?){1,500}$"}) {
+    const auto pattern = spec(Kind::kJsonSchema, dump(Json{{"type", "string"}, {"pattern", regex}}));
+    EXPECT_TRUE(allows(pattern, "\"üb\"")) << regex;
+    for (const char* inside : {"\"", "\t", "\\", "b\"b", "b\\b"}) {
+      EXPECT_FALSE(allows(pattern, fmt::format("\"{}\"", inside))) << regex;
+    }
+  }
+}
+
 TEST_F(GrammarTest, NamesTheFieldOfABadGrammar) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
   for (const auto& bad : {spec(Kind::kRegex, "(["), spec(Kind::kEbnf, "root ::= missing"), spec(Kind::kEbnf, "%%%"),

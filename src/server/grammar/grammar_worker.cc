@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "server/api/json_schema.h"
+#include "server/grammar/grammar_regex.h"
 #include "server/grammar/grammar_schema.h"
 #include "server/grammar/grammar_wire.h"
 
@@ -145,17 +146,7 @@ std::string read_schema(const std::string& text) {
   auto read = parse_json(text, limits);
   if (!read.ok()) throw std::runtime_error(read.error().message);
   if (const std::string fault = schema_fault(*read); !fault.empty()) throw std::runtime_error(fault);
-  const GrammarSchema schema = schema_for_grammar(std::move(*read));
-  for (const std::string& pattern : schema.patterns) {
-    // An expression that cannot do without what JSON escapes, or is too large, is followed all the same, but by a
-    // grammar that writes it unescaped.
-    const Json text_only = {{"type", "string"}, {"pattern", pattern}};
-    if (xgrammar::Grammar::FromJSONSchema(dump(text_only)).ToString().find("Regex(\"") == std::string::npos) {
-      throw std::runtime_error(
-          fmt::format("the pattern '{}' needs characters that JSON writes as escapes, or is too large", pattern));
-    }
-  }
-  return dump(schema.schema);
+  return dump(schema_for_grammar(std::move(*read)));
 }
 
 xgrammar::CompiledGrammar compile(const xgrammar::TokenizerInfo& tokens, const CompileHead& head,
@@ -163,8 +154,7 @@ xgrammar::CompiledGrammar compile(const xgrammar::TokenizerInfo& tokens, const C
   xgrammar::GrammarCompiler compiler(tokens, /*max_threads=*/1, /*cache_enabled=*/false);
   switch (head.kind) {
     case WireGrammar::kRegex:
-      xgrammar::Grammar::FromRegex(text);  // an error names a place in it
-      return compiler.CompileRegex(regex_for_grammar(text));
+      return compiler.CompileRegex(regex_for_grammar(text, RegexUse::kAnswer));
     case WireGrammar::kEbnf:
       return compiler.CompileGrammar(text);
     case WireGrammar::kObject:

@@ -159,10 +159,11 @@ Result<StepModel> StepModel::fit(const StepTable& table) {
 }
 
 size_t StepModel::find_level(Precision precision, double fp8_share) const {
+  const auto distance = [&](size_t i) { return std::abs(levels_[i].fp8_share - fp8_share); };
   size_t best = levels_.size();
   for (size_t i = 0; i < levels_.size(); ++i) {
     if (levels_[i].precision != precision || levels_[i].fp8_share < fp8_share - 0.006) continue;
-    if (best == levels_.size() || levels_[i].fp8_share < levels_[best].fp8_share) best = i;
+    if (best == levels_.size() || distance(i) < distance(best)) best = i;
   }
   return best;
 }

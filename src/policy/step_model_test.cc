@@ -217,6 +217,18 @@ TEST(StepModel, SharesThatWereNotMeasuredAreBetweenThoseThatWere) {
   EXPECT_EQ(half.levels()[1].fp8_share, 0.5);
 }
 
+// A level's steps are not another's, however little lies between them.
+TEST(StepModel, LevelsMayBeCloseTogether) {
+  const StepModel fitted = std::move(StepModel::fit(synthetic_table())).value();
+  const StepModel levels = fitted.at_shares(std::vector<double>{0.5, 0.503, 0.995, 1.0});
+  for (size_t i = 0; i < levels.levels().size(); ++i) {
+    EXPECT_EQ(levels.find_level(levels.levels()[i].precision, levels.levels()[i].fp8_share), i);
+  }
+  const Precision fp8 = levels.levels()[1].precision;
+  EXPECT_EQ(levels.find_level(fp8, 0.7), 3u);
+  EXPECT_EQ(levels.find_level(fp8, 0.2), 1u);
+}
+
 TEST(StepModel, RefusesATableWithoutSteps) {
   StepTable table = synthetic_table();
   std::erase_if(table.steps, [](const StepTime& step) { return step.level == 1; });

@@ -122,6 +122,7 @@ REFUSED_IN_TEXT = {name: "not implemented" for name in (
 NOTES = {
     ("ChatRequest", "store"): "only false: answers are not kept",
     ("ChatRequest", "service_tier"): "only auto and default",
+    ("ResponsesRequest", "service_tier"): "only auto and default",
     ("ChatRequest", "modalities"): 'only `["text"]`',
 }
 

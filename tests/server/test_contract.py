@@ -316,6 +316,28 @@ def test_the_document_names_every_path_and_parameter(fake):
 
 
 @pytest.mark.parametrize("body,param", [
+    ({"include": [5]}, "include[0]"), ({"include": ["message.output_text.logprobs", None]}, "include[1]"),
+    ({"include": [["message.output_text.logprobs"]]}, "include[0]"), ({"include": {}}, "include"),
+    ({"service_tier": "flex"}, "service_tier"), ({"service_tier": "x"}, "service_tier"), ({"service_tier": 5}, "service_tier"),
+])
+def test_options_of_a_response_that_are_wrong(fake, body, param):
+    r = httpx.post(fake.url + "/v1/responses", json={"input": "SAY:x", **body})
+    assert r.status_code == 400 and r.json()["error"]["param"] == param and param in r.json()["error"]["message"], r.text
+
+
+def test_what_a_response_cannot_include(fake, strict):
+    known = {"input": "SAY:x", "include": ["reasoning.encrypted_content", "file_search_call.results"], "service_tier": "default"}
+    for server in (fake, strict):
+        r = httpx.post(server.url + "/v1/responses", json=known)
+        assert r.status_code == 200 and "X-NestedFP-Ignored" not in r.headers, r.text
+    unknown = {"input": "SAY:x", "include": ["message.output_text.logprobs", "message.output_text.logprob"]}
+    r = httpx.post(fake.url + "/v1/responses", json=unknown)
+    assert r.status_code == 200 and r.headers["X-NestedFP-Ignored"] == "include[1]"
+    r = httpx.post(strict.url + "/v1/responses", json=unknown)
+    assert r.status_code == 400 and r.json()["error"]["param"] == "include[1]" and "reasoning.encrypted_content" in r.text
+
+
+@pytest.mark.parametrize("body,param", [
     ({"n": 129}, "n"), ({"stop": ["x"] * 17}, "stop"), ({"stop": "x" * 2000}, "stop"),
     ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"), ({"stop_token_ids": [1] * 257}, "stop_token_ids"),
     ({"logprobs": 21}, "logprobs"), ({"guided_regex": "x" * (300 << 10)}, "guided_regex"),

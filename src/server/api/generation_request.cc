@@ -557,6 +557,12 @@ MaybeError parse_completion(const Json& body, const RequestLimits& limits, Gener
   return fields.rest(limits, &out->ignored);
 }
 
+MaybeError check_service_tier(Fields& fields) {
+  const Json* tier = fields.find("service_tier");
+  if (tier == nullptr || *tier == "auto" || *tier == "default") return std::nullopt;
+  return bad_request("service_tier", "'service_tier' must be auto or default", "unsupported_parameter");
+}
+
 MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationRequest* out) {
   NFP_API_TRY(check_object(body));
   Fields fields(body);
@@ -597,11 +603,7 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
   bool store = false;
   NFP_API_TRY(fields.get("store", &store));
   if (store) return bad_request("store", "'store' is not supported: answers are not kept", "unsupported_parameter");
-  std::string tier;
-  NFP_API_TRY(fields.get("service_tier", &tier));
-  if (!tier.empty() && tier != "auto" && tier != "default") {
-    return bad_request("service_tier", "'service_tier' must be auto or default", "unsupported_parameter");
-  }
+  NFP_API_TRY(check_service_tier(fields));
   if (const Json* modalities = fields.find("modalities"); modalities != nullptr && *modalities != Json({"text"})) {
     return bad_request("modalities", "'modalities': only [\"text\"] is supported", "unsupported_parameter");
   }

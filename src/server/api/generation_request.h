@@ -126,6 +126,8 @@ MaybeError read_text_parts(const Json& content, const std::string& where, std::i
 MaybeError parse_template_variables(Fields& fields, Json* out);
 // Whether the prompt ends with the beginning of an answer, or within the last message.
 MaybeError parse_turn(Fields& fields, GenerationRequest* out);
+// There is one tier only.
+MaybeError check_service_tier(Fields& fields);
 // Text or token ids, one or a list: 'prompt' of completions, 'input' of embeddings (`param`).
 MaybeError parse_prompt(const Json& prompt, std::string_view param, const RequestLimits& limits,
                         std::vector<PromptInput>* out);

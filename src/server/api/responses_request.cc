@@ -256,8 +256,25 @@ MaybeError read_input(Fields& fields, const Unknown& unknown, Json* messages) {
   return std::nullopt;
 }
 
+// What is not made here is included where there is any, which is nowhere.
+MaybeError read_included(const Json& one, size_t index, const Unknown& unknown, Json* chat) {
+  constexpr const char* kNotMade[] = {"code_interpreter_call.outputs", "computer_call_output.output.image_url",
+                                      "file_search_call.results",      "message.input_image.image_url",
+                                      "reasoning.encrypted_content",   "web_search_call.action.sources",
+                                      "web_search_call.results"};
+  const std::string where = fmt::format("include[{}]", index);
+  if (!one.is_string()) return bad_request(where, fmt::format("'{}' must be a string", where));
+  if (one == "message.output_text.logprobs") {
+    (*chat)["logprobs"] = true;
+  } else if (std::find(std::begin(kNotMade), std::end(kNotMade), one) == std::end(kNotMade)) {
+    return unknown.leave_out(
+        where, fmt::format("'{}' must be message.output_text.logprobs, {}", where, fmt::join(kNotMade, ", ")));
+  }
+  return std::nullopt;
+}
+
 // How long the answer may be, and what comes with it.
-MaybeError read_answer_options(Fields& fields, Json* chat, std::vector<std::string>* ignored) {
+MaybeError read_answer_options(Fields& fields, const Unknown& unknown, Json* chat) {
   if (fields.find("max_output_tokens") != nullptr) {
     int most = 1;
     NFP_API_TRY(fields.get("max_output_tokens", 1, INT32_MAX, &most));
@@ -265,9 +282,7 @@ MaybeError read_answer_options(Fields& fields, Json* chat, std::vector<std::stri
   }
   if (const Json* include = fields.find("include")) {
     if (!include->is_array()) return bad_request("include", "'include' must be a list of strings");
-    if (std::find(include->begin(), include->end(), Json("message.output_text.logprobs")) != include->end()) {
-      (*chat)["logprobs"] = true;
-    }
+    for (size_t i = 0; i < include->size(); ++i) NFP_API_TRY(read_included((*include)[i], i, unknown, chat));
   }
   if (const Json* top = fields.find("top_logprobs")) {
     (*chat)["logprobs"] = true;
@@ -278,16 +293,14 @@ MaybeError read_answer_options(Fields& fields, Json* chat, std::vector<std::stri
   if (!truncation.empty() && truncation != "auto" && truncation != "disabled") {
     return bad_request("truncation", "'truncation' must be auto or disabled");
   }
-  if (truncation == "auto") ignored->emplace_back("truncation");
+  if (truncation == "auto") unknown.ignored->emplace_back("truncation");
   if (const Json* metadata = fields.find("metadata")) {  // the answer repeats it
     const auto is_text = [](const Json& value) { return value.is_string(); };
     if (!metadata->is_object() || !std::all_of(metadata->begin(), metadata->end(), is_text)) {
       return bad_request("metadata", "'metadata' must be an object whose values are strings");
     }
   }
-  std::string tier;
-  NFP_API_TRY(fields.get("service_tier", &tier));
-  return std::nullopt;
+  return check_service_tier(fields);
 }
 
 // The options as the answer repeats them.
@@ -337,7 +350,7 @@ MaybeError read_responses(const Json& body, const RequestLimits& limits, Respons
   if (const Json* reasoning = fields.find("reasoning")) {
     NFP_API_TRY(read_reasoning(*reasoning, limits, &chat, &out->ignored));
   }
-  NFP_API_TRY(read_answer_options(fields, &chat, &out->ignored));
+  NFP_API_TRY(read_answer_options(fields, unknown, &chat));
   fields.without_effect("stream_options");  // it has nothing that is done here
   fields.without_effect("max_tool_calls");  // of tools that a server runs
   for (const char* name : {"background", "conversation", "prompt"}) {

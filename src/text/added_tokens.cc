@@ -65,7 +65,8 @@ Status AddedTokens::split(std::string_view text, bool normalized, bool parse_spe
     NFP_ASSIGN_OR_RETURN(const RegexSearch::Match match, search.next(word_[0], character, 0));
     return match.found;
   };
-  size_t done = 0;  // end of the last token, the white space it takes included
+  size_t done = 0;                    // end of the last token, the white space it takes included
+  size_t run_begin = 0, run_end = 0;  // white space that the next tokens need not look at, as they may be of it too
   for (size_t at = 0; at < text.size() && !trie.nodes.empty();) {
     while (at < text.size() && !trie.begins[static_cast<unsigned char>(text[at])]) ++at;
     size_t end = 0;
@@ -88,8 +89,14 @@ Status AddedTokens::split(std::string_view text, bool normalized, bool parse_spe
         if (joined) continue;
       }
     }
-    if (token.lstrip) begin = std::max(begin - trailing_white_space(text.substr(0, begin)), done);
-    if (token.rstrip) end += leading_white_space(text.substr(end));
+    if (token.lstrip) begin = begin > done ? begin - trailing_white_space(text.substr(done, begin - done)) : done;
+    if (token.rstrip) {
+      if (end < run_begin || end > run_end) {
+        run_begin = end;
+        run_end = end + leading_white_space(text.substr(end));
+      }
+      end = run_end;
+    }
     if (end <= begin) continue;  // all of it is white space that the token before it took
     if (begin > done) parts.push_back({-1, done, begin});
     parts.push_back({token.id, begin, end});

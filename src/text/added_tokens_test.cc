@@ -69,6 +69,32 @@ TEST(AddedTokens, WhiteSpaceAround) {
   EXPECT_EQ(split(tokens, "<m>    b"), (Strings{"1:<m>    ", "b"}));  // also those of another token
 }
 
+// Each would look at all of the white space again: minutes.
+TEST(AddedTokens, OnesOfWhiteSpaceDoNotLookAtEachOther) {
+  constexpr size_t kMany = 1 << 20;
+  const std::string blanks(kMany, ' ');
+  std::vector<AddedToken> tokens = {token(1, " "), token(2, "\t")};
+  tokens[0].lstrip = true;
+  EXPECT_EQ(split(tokens, blanks).size(), kMany);
+  tokens[0].lstrip = false;
+  tokens[0].rstrip = true;
+  const auto parts = [&](std::string_view text) {
+    const auto added = AddedTokens::make(tokens, {});
+    RegexSearch search;
+    std::vector<TextPart> found;
+    EXPECT_TRUE(added->split(text, false, true, search, found).ok());
+    return found;
+  };
+  EXPECT_EQ(parts(blanks).size(), kMany);
+  EXPECT_EQ(parts(blanks).back().end, kMany);
+  std::string both;
+  for (size_t i = 0; i < kMany / 2; ++i) both += " \t";
+  EXPECT_EQ(parts(both).size(), kMany);
+  EXPECT_EQ(parts(both + "x").back().begin, kMany);
+  tokens[0].lstrip = true;
+  EXPECT_EQ(split(tokens, blanks), Strings{"1:" + blanks});
+}
+
 TEST(AddedTokens, NormalizedTokensAreLookedForAfterwards) {
   Normalizer normalizer;
   normalizer.add(Normalizer::Replace{" ", {}, "_"});

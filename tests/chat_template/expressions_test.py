@@ -19,9 +19,9 @@ VARIABLES = {
     "dd": [{"name": "x", "v": 2, "in": {"z": 1}}, {"name": "Y", "v": 1}, {"name": "z", "v": None}],
     "esc": "quote ' and \" and \\ and \x01\x7f\u00ad\u200b\ue000",
 }
-NUMBERS = ["0", "1", "2", "3", "-1", "10", "0.5", "1.0", "2.5", "n", "neg", "x", "y", "zero", "t", "big", "huge", "tiny"]
+NUMBERS = ["0", "00", "1", "2", "3", "-1", "10", "0.5", "1.0", "2.5", "n", "neg", "x", "y", "zero", "t", "big", "huge", "tiny"]
 STRINGS = ["'a'", "\"b\"", "''", "'Hello'", "s", "u", "html", "lines", "words", "num", "real", "empty", "esc", r"'\n\t\\\''",
-           r"'é\u00e9\x41\U0001F642'", "'{}-{}{{}}'", "'{1}{0}{1}'", "'{a}: {b}'", "'{d} {}'", "'{0}{}'", "'}'", "(html | safe)", "('{} <{a}>' | safe)", "(words | upper | safe)", "' pad '", "'x' 'y'"]
+           r"'é\u00e9\x41\U0001F642'", "'{}-{}{{}}'", "'{1}{0}{1}'", "'{a}: {b}'", "'{d} {}'", "'{0}{}'", "'}'", "(html | safe)", "('{} <{a}>' | safe)", "(words | upper | safe)", "' pad '", "'x' 'y'", r"'\é\日\🙂\q'"]
 LISTS = ["l", "ls", "le", "mixed", "nested", "[1, 2, 3]", "['x', 'y']", "(1, 'two')", "(1,)", "()", "range(5)", "range(5, 0, -2)",
          "dd", "pairs", "d.items()", "d.keys()", "d.values()", "d | items", "s | list", "[n, s, nothing]"]
 DICTS = ["d", "de", "{'a': 1, 'b': [1, 2]}", "{1: 'x', 'y': {}}", "dict(a=1, b='c')", "{'q': none, 'r': true}"]
@@ -56,13 +56,13 @@ UNSUPPORTED = ["{{ 1 | filesizeformat }}", "{{ [1] | batch(2) | list }}", "{{ s 
                "{{ s | urlencode }}", "{{ s | wordcount }}", "{{ s | truncate(3) }}", "{{ '%s' | format(1) }}", "{{ s is lower }}", "{{ s is escaped }}",
                "{{ s is callable }}", "{{ '%s' % 1 }}", "{{ '{:>9}'.format(1) }}", "{{ '{d.a}'.format(d=d) }}", "{{ '{a}'.format_map(d) }}", "{{ s.center(9) }}", "{{ s.zfill(9) }}",
                "{{ s.swapcase() }}", "{{ s.partition(' ') }}", "{{ s.islower() }}", "{{ s.index('l') }}", "{% for i in l %}{{ loop.changed(i) }}{% endfor %}", "{{ s.encode() }}", "{{ 2 ** 3 }}", "{{ +1 }}", "{{ cycler(1) }}", "{{ joiner() }}", "{{ m(*l) }}", "{{ m(**d) }}",
-               "{% for i in l recursive %}{% endfor %}", "{% with a = 1 %}{% endwith %}", "{% print 1 %}", "{% include 'a' %}",
+               "{% for i in l recursive %}{% endfor %}", "{% print 1 %}", "{% include 'a' %}",
                "{% macro m() %}{{ varargs }}{% endmacro %}", "{{ d[1, 2] }}", "{{ l | sort(attribute='a,b') }}", "{{ 1.5 | round(-1) }}",
                "{{ 'ﬁ' | upper }}", "{{ d.keys() == d.keys() }}", "{{ d.keys() }}", "{{ range(3) }}", "{% for i in l %}{{ loop }}{% endfor %}", "{{ {1: 2}[1.0] }}", "{{ range(3)[1] }}", "{{ l * 2 }}", "{{ 2.5 // 2 }}",
                "{{ 2.5 % 2 }}", "{{ 1e3 }}", "{{ 1_000 }}", "{{ 0x1F }}", "{{ '\\101' }}", "{{ '\\N{BULLET}' }}", "{{ {2.5: 1} }}", "{{ {none: 1} }}",
                "{{ dict(d) }}", "{{ namespace(d) }}", "{{ n | abs }}", "{{ n | float }}", "{{ x | round }}", "{{ l | sum }}", "{{ [none] | unique | list }}",
                "{{ n is divisibleby(2) }}", "{{ n is lessthan(2) }}", "{{ s.rsplit(' ') }}", "{{ s.rfind('l') }}", "{{ s.isdigit() }}", "{{ s.isalpha() }}",
-               "{{ l.index(1) }}", "{{ (1, 2).count(1) }}", "{{ l.copy() }}", "{{ d.copy() }}", "{% raw %}x{% endraw %}",
+               "{{ l.index(1) }}", "{{ (1, 2).count(1) }}", "{{ l.copy() }}", "{{ d.copy() }}", 
                "{% for i in l %}{{ loop.depth + 1 }}{% endfor %}", "{% for i in l %}{{ loop.cycle(1, 2) }}{% endfor %}",
                "{{ s.removeprefix('He') }}", "{{ s.removesuffix('ld') }}", "{{ s | replace('', '.') }}",
                "{{ real | int }}", "{% set loop = 1 %}"]
@@ -141,7 +141,7 @@ class Programs:
         r = self.random
         body = lambda: self.block(depth + 1)  # noqa: E731
         e = lambda: self.expression(2)  # noqa: E731
-        kind = r.randrange(13) if depth < 3 else 0
+        kind = r.randrange(15) if depth < 3 else 0
         if kind in (0, 1):
             return f"{self.pick(['{{', '{{-'])} {self.expression(1)} {self.pick(['}}', '-}}'])}"
         if kind == 2:
@@ -172,6 +172,12 @@ class Programs:
             signature = self.pick(["", "()", "(a)", "(a, b='B')", "(v=n, b=1)"])
             macro = self.tag("macro m(a)") + inside + body() + self.tag("endmacro") + "{{ m() }}" * (r.random() < 0.1)
             return macro + self.tag(f"call{signature} m({e()})") + "{{ a }}{{ b }}{{ v }}" + body() + self.tag("endcall")
+        if kind == 13:
+            targets = self.pick(["", f"v = {e()}", f"v = {e()}, n = {e()}", f"n = n, w = n, s = {e()}", "a, b = nested", "(a, b), v = [(1, 2), s]", "ns.c = 1"])
+            return self.tag(f"with {targets}") + "{{ v }}{{ n }}{{ w }}" + body() + self.tag("endwith") + self.pick(["", "{{ v }}{{ a }}"])
+        if kind == 14:
+            inside = self.text() + self.pick(["{{ x }}", "{% if %}", "{#", "{{ '{%' }}", "{% endraw", "{% end raw %}", ""]) + self.text()
+            return self.tag("raw") + inside + self.tag("endraw")
         if kind == 10:
             return self.tag(f"filter {self.pick(['upper', 'trim | title', 'indent(2)', 'replace(n, x)', 'length'])}") + body() + self.tag("endfilter")
         return self.tag("for i in nested") + self.tag("for j in i") + "{{ loop.index }}{{ j }}" + body() + self.tag("endfor") + self.tag("endfor")

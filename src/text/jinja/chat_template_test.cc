@@ -204,9 +204,7 @@ TEST(ChatTemplate, NamesWhatIsNotSupported) {
            {"{{ 2 ** 3 }}", "syntax error: the operator ** is"},
            {"{{ f(*x) }}", "syntax error: arguments with * or ** are"},
            {"{% for x in y recursive %}{% endfor %}", "syntax error: recursive loops are"},
-           {"{% with a = 1 %}{% endwith %}", "syntax error: the tag 'with' is"},
            {"{% macro m() %}{{ kwargs }}{% endmacro %}", "syntax error: varargs and kwargs of macros are"},
-           {"{% raw %}{% endraw %}", "syntax error: the tag 'raw' is"},
            {"{{ 1e3 }}", "syntax error: a number with an exponent, an underscore or another base is"},
            {"{{ 2.5 // 1 }}", "// of floats is"},
            {"{{ [0] * 2 }}", "multiplying a list is"},
@@ -238,6 +236,32 @@ TEST(ChatTemplate, StrftimeNowUsesLocalTimeWithoutAZone) {
 
 TEST(ChatTemplate, GenerationTagIsABlockOfItsOwn) {
   EXPECT_EQ(rendered("{% set x = 1 %}{% generation %}a{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"), "a21");
+}
+
+TEST(ChatTemplate, RawTextIsNotLookedInto) {
+  EXPECT_EQ(rendered("{% raw %}{{ a }}{% if %}{# b #}{% endraw %}c"), "{{ a }}{% if %}{# b #}c");
+  EXPECT_EQ(rendered("a\n  {% raw %}\n {% x %}\n  {% endraw %}\nb"), "a\n\n {% x %}\nb");
+  EXPECT_EQ(rendered("a {%- raw -%} {{ }} {%- endraw -%} b"), "a{{ }}b");
+  EXPECT_EQ(rendered("{% raw %} {%+ endraw +%}\nb"), " \nb");
+  EXPECT_NE(error_of("{% raw %}{% endraw"), "");
+}
+
+TEST(ChatTemplate, WithGivesItsBodyVariablesOfItsOwn) {
+  EXPECT_EQ(
+      rendered("{% set a = 1 %}{% with a = a + 1, b = a %}{{ a }}{{ b }}{% set c = 3 %}{% endwith %}{{ a }}{{ c }}"),
+      "211");
+  EXPECT_EQ(rendered("{% with a, b = 'xy' %}{{ b }}{{ a }}{% endwith %}{% with %}z{% endwith %}"), "yxz");
+  EXPECT_EQ(rendered("{% for i in [1, 2, 3] %}{% with j = i %}{% if j == 2 %}{% break %}{% endif %}{{ j }}{% endwith %}"
+                     "{% endfor %}"),
+            "1");
+  EXPECT_NE(error_of("{% with a %}{% endwith %}"), "");
+}
+
+TEST(ChatTemplate, LiteralsAreThoseOfJinja) {
+  EXPECT_EQ(rendered("{{ 00 }}{{ 0 }}{{ 07.5 }}"), "007.5");
+  EXPECT_NE(error_of("{{ 007 }}"), "");
+  // Python's unicode-escape, which reads them as \xe9 and the like, behind a backslash.
+  EXPECT_EQ(rendered(R"({{ '\é\日\🙂\q' }})"), R"(\xe9\u65e5\U0001f642\q)");
 }
 
 TEST(ChatTemplate, FilterBlocksFilterWhatTheyPrint) {

@@ -141,6 +141,12 @@ class Interpreter {
         print(value.text());
         break;
       }
+      case StmtKind::kWith: {
+        const Value values = evaluate(*s.expr);
+        const Restore<Scope*> restore(scope_, make_scope(scope_, s.unset));
+        assign(*s.target, values);
+        return run_body(s.body);
+      }
       case StmtKind::kGeneration: {
         const Restore<Scope*> restore(scope_, make_scope(scope_, s.unset));
         if (s.reads_caller) store_caller(Value());

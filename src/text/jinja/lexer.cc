@@ -40,6 +40,8 @@ class Lexer {
   }
 
  private:
+  static constexpr size_t kNone = std::string_view::npos;
+
   [[noreturn]] void fail(std::string message) const {
     throw Failure{ErrorCode::kInvalidInput, std::move(message), line_};
   }
@@ -93,6 +95,8 @@ class Lexer {
     const size_t inside = tag + (sign == "-" || sign == "+" ? 3 : 2);
     if (kind == '#') {
       comment(inside);
+    } else if (const size_t begin = kind == '%' ? raw_tag_end("raw", inside, false) : kNone; begin != kNone) {
+      raw(begin);
     } else {
       take(kind == '%' ? Token::kBlockBegin : Token::kVariableBegin, inside).text = kind == '%' ? "{%" : "{{";
       tag_body(kind == '%');
@@ -114,6 +118,32 @@ class Lexer {
     if (end == std::string_view::npos) fail("Missing end of comment tag");
     const std::string_view sign = end > begin ? source_.substr(end - 1, 1) : "";
     advance(sign == "-" ? skip_space(end + 2) : behind_block(end + 2, sign != "+"));
+  }
+
+  // Where the source goes on behind {% raw %} or {% endraw %}, whose name is expected at `pos`.
+  size_t raw_tag_end(std::string_view name, size_t pos, bool trim) const {
+    pos = skip_space(pos);
+    if (source_.substr(pos, name.size()) != name) return kNone;
+    pos = skip_space(pos + name.size());
+    if (source_.substr(pos, 2) == "%}") return behind_block(pos + 2, trim);
+    if (source_.substr(pos, 3) == "-%}") return skip_space(pos + 3);
+    return trim && source_.substr(pos, 3) == "+%}" ? pos + 3 : kNone;
+  }
+
+  // Text from `begin` to {% endraw %}, whatever is in it.
+  void raw(size_t begin) {
+    advance(begin);
+    for (size_t tag = begin; (tag = source_.find("{%", tag)) != kNone; tag += 2) {
+      std::string_view sign = source_.substr(tag + 2, 1);
+      if (sign != "-" && sign != "+") sign = {};
+      const size_t end = raw_tag_end("endraw", tag + 2 + sign.size(), true);
+      if (end == kNone) continue;
+      const std::string_view data = stripped(source_.substr(pos_, tag - pos_), sign, true);
+      if (!data.empty()) take(Token::kText, tag).text = data;
+      advance(end);
+      return;
+    }
+    fail("Missing end of raw directive");
   }
 
   // Where the source goes on behind a block tag or comment: without one newline.
@@ -164,6 +194,9 @@ class Lexer {
     if (skip(end, text::is_word) != end) {
       fail("a number with an exponent, an underscore or another base is not supported in chat templates");
     }
+    if (!real && end > pos_ + 1 && at("0") && source_.find_first_not_of('0', pos_) < end) {
+      fail("an integer begins with 0");
+    }
     TokenData& token = take(real ? Token::kFloat : Token::kInteger, end);
     const std::optional<Int> value = real ? Int{0} : parse_int(token.text);
     if (!value) fail("an integer is too large");
@@ -198,6 +231,12 @@ class Lexer {
         pos += count;
       } else if (kind == 'N' || is_digit(kind)) {
         fail(fmt::format("\\{} escapes are not supported in chat templates; write the character itself", kind));
+      } else if (static_cast<unsigned char>(kind) >= 0x80) {
+        // It becomes an escape first, whose backslash is the one that this one escapes.
+        const char32_t point = text::next_code_point(literal, --pos);
+        out += point < 0x100     ? fmt::format("\\x{:02x}", static_cast<uint32_t>(point))
+               : point < 0x10000 ? fmt::format("\\u{:04x}", static_cast<uint32_t>(point))
+                                 : fmt::format("\\U{:08x}", static_cast<uint32_t>(point));
       } else if (kind != '\n') {
         out += '\\';
         out += kind;

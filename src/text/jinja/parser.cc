@@ -145,6 +145,7 @@ class Parser {
     if (tag.text == "macro") return parse_macro(line);
     if (tag.text == "call") return parse_call(line);
     if (tag.text == "filter") return parse_filter(line);
+    if (tag.text == "with") return parse_with(line);
     if (tag.text == "generation") {
       Stmt* s = make(StmtKind::kGeneration, line);
       macro_body(s, "endgeneration");
@@ -154,8 +155,8 @@ class Parser {
       if (loops_ == 0) fail(fmt::format("'{}' outside loop", tag.text));
       return make(tag.text == "break" ? StmtKind::kBreak : StmtKind::kContinue, line);
     }
-    for (const std::string_view other : {"raw", "include", "import", "from", "extends", "block", "autoescape", "with",
-                                         "print", "do", "trans", "debug"}) {
+    for (const std::string_view other :
+         {"include", "import", "from", "extends", "block", "autoescape", "print", "do", "trans", "debug"}) {
       if (tag.text == other) unsupported(fmt::format("the tag '{}' is", other));
     }
     fail(fmt::format("Encountered unknown tag '{}'.", tag.text));
@@ -206,6 +207,21 @@ class Parser {
     Stmt* s = make(StmtKind::kFilter, line);
     s->expr = filters(filter(nullptr));
     s->body = body_to("endfilter");
+    return s;
+  }
+
+  Stmt* parse_with(int line) {
+    Stmt* s = make(StmtKind::kWith, line);
+    std::vector<Expr*> targets, values;
+    while (!at(Token::kBlockEnd)) {
+      if (!targets.empty()) expect(",");
+      targets.push_back(target({}, false));
+      expect("=");
+      values.push_back(expression());
+    }
+    s->target = make(ExprKind::kTuple, line, std::move(targets));
+    s->expr = make(ExprKind::kTuple, line, std::move(values));
+    s->body = body_to("endwith");
     return s;
   }
 

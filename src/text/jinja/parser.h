@@ -61,6 +61,7 @@ enum class StmtKind : uint8_t {
   kSet,         // target = expr
   kSetBlock,    // target = body, through the filters of expr (may be null)
   kFilter,      // body through the filters of expr
+  kWith,        // body in a scope of its own, with target = expr, both tuples
   kMacro,       // symbol(parameters): body
   kCallBlock,   // expr, a call of a macro that gets caller(parameters): body
   kGeneration,  // transformers' {% generation %}: body in a scope of its own

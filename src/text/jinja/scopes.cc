@@ -85,6 +85,7 @@ void visit_within(const std::vector<Stmt*>& body, const Names& names) {
       continue;
     }
     Names inside(&names);
+    if (s->kind == StmtKind::kWith) declare(s->target, inside);
     if (s->kind == StmtKind::kFor) {
       declare(s->target, inside);
       Names other(&names);

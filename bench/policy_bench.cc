@@ -1,10 +1,11 @@
-// What a decision of the policy slo costs, by sequences: half of them decode, the others are prompts that wait.
-// Prints a line of JSON for each: the mean, and the slowest of a hundredth of the decisions.
+// What a decision of the policy slo costs, by sequences: half of them decode, 512 at most, the others are prompts that
+// wait. Prints a line of JSON for each: the mean, the median, and the slowest of a hundredth of the decisions.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "policy/slo_policy.h"
@@ -13,8 +14,12 @@
 namespace nfp {
 namespace {
 
-// `late`: prompts came long ago, so that some are given up and every level is tried.
-void measure(int32_t sequences, bool late, std::span<const double> shares) {
+struct Prompts {
+  std::string_view are;
+  double oldest_s = 0, newest_s = 0;  // since they came
+};
+
+void measure(int32_t sequences, const Prompts& prompts, std::span<const double> shares) {
   const StepModel model = std::move(StepModel::fit(testing::synthetic_table())).value().at_shares(shares);
   const auto policy = std::move(make_slo_policy(model, {})).value();
   std::mt19937 random(1);
@@ -22,10 +27,10 @@ void measure(int32_t sequences, bool late, std::span<const double> shares) {
   std::vector<SequenceState> all(static_cast<size_t>(sequences));
   for (size_t i = 0; i < all.size(); ++i) {
     SequenceState& s = all[i];
-    s.running = i < all.size() / 2;
+    s.running = i < std::min<size_t>(all.size() / 2, 512);
     s.ttft_s = 0.2 + unit(random);
     s.itl_s = 0.05;
-    s.arrival_s = late ? -unit(random) : -0.01 * unit(random);
+    s.arrival_s = -prompts.newest_s - (prompts.oldest_s - prompts.newest_s) * unit(random);
     s.missing = s.running ? 1 : 1 + static_cast<int32_t>(2000 * unit(random));
     s.context = s.running ? 500 : 0;
     s.emitted = s.running ? 10 : 0;
@@ -48,8 +53,9 @@ void measure(int32_t sequences, bool late, std::span<const double> shares) {
   double mean = 0;
   for (const double one : us) mean += one / static_cast<double>(us.size());
   fmt::print(
-      "{{\"sequences\":{},\"late\":{},\"levels\":{},\"mean_us\":{:.1f},\"median_us\":{:.1f},\"p99_us\":{:.1f}}}\n",
-      sequences, late, model.levels().size(), mean, us[us.size() / 2], us[us.size() * 99 / 100]);
+      "{{\"sequences\":{},\"prompts\":\"{}\",\"levels\":{},\"mean_us\":{:.1f},\"median_us\":{:.1f},\"p99_us\":{:.1f}}}"
+      "\n",
+      sequences, prompts.are, model.levels().size(), mean, us[us.size() / 2], us[us.size() * 99 / 100]);
 }
 
 }  // namespace
@@ -57,7 +63,8 @@ void measure(int32_t sequences, bool late, std::span<const double> shares) {
 
 int main() {
   const std::vector<double> shares = {0.5, 0.88, 1};
-  for (const bool late : {false, true}) {
-    for (const int32_t sequences : {16, 64, 256, 1024}) nfp::measure(sequences, late, shares);
+  // Of late ones some are given up and every level is tried; lost ones have no deadline left.
+  for (const nfp::Prompts& prompts : {nfp::Prompts{"in time", 0.01, 0}, {"late", 1, 0}, {"lost", 20, 12}}) {
+    for (const int32_t sequences : {16, 64, 256, 1024, 8192}) nfp::measure(sequences, prompts, shares);
   }
 }

@@ -233,6 +233,10 @@ class Player {
     const auto usage = json.find("usage");
     if (usage == json.end() || !usage->is_object()) return false;
     record.output = usage->value("completion_tokens", record.output);
+    if (const auto prompt = usage->find("prompt_tokens_details"); prompt != usage->end() && prompt->is_object()) {
+      const auto cached = prompt->find("cached_tokens");
+      if (cached != prompt->end() && cached->is_number_integer()) record.cached = cached->get<int64_t>();
+    }
     const auto precision = usage->find("nestedfp");
     if (precision == usage->end() || !precision->is_object()) return false;
     if (const auto met = precision->find("slo_met"); met != precision->end() && met->is_boolean()) {

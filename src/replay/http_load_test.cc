@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "replay/report.h"
+
 namespace nfp {
 namespace {
 
@@ -194,6 +196,28 @@ TEST(HttpLoad, AStreamThatEndsWithAnErrorIsNoAnswer) {
     const auto outcome = play_over_http(trace, options, {});
     ASSERT_FALSE(outcome.ok());
     EXPECT_NE(outcome.error().message.find(reason), std::string::npos) << outcome.error().message;
+  }
+}
+
+TEST(HttpLoad, TellsOfPromptsThatThePrefixCacheHad) {
+  Trace trace;
+  trace.requests = {{0, 4, 2}, {0, 4, 2}};
+  const auto said = [&trace](const std::string& details) {
+    const std::string usage = R"("usage":{"completion_tokens":2,"prompt_tokens_details":)" + details + "}";
+    const StreamServer server({kTwoTokens + ("data: {\"choices\":[]," + usage + "}\n\n") + kDone});
+    HttpLoadOptions options;
+    options.url = server.url();
+    const auto outcome = play_over_http(trace, options, {});
+    EXPECT_TRUE(outcome.ok());
+    ReplayReport report;
+    if (outcome.ok()) report.rows = {summarize(*outcome, "server", nullptr, 1, {})};
+    return to_text(report);
+  };
+  const std::string cached = said(R"({"cached_tokens":3})");
+  EXPECT_NE(cached.find("75.0 % of the prompts' tokens were in the server's prefix cache"), std::string::npos)
+      << cached;
+  for (const char* none : {R"({"cached_tokens":0})", "{}", "null"}) {
+    EXPECT_EQ(said(none).find("cache"), std::string::npos) << none;
   }
 }
 

@@ -118,7 +118,7 @@ ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy,
   row.switch_reasons = outcome.switch_reasons;
   row.preemptions = outcome.preemptions;
   std::vector<double> ttft, tpot, e2e, gap;
-  int64_t fp16 = 0, fp8 = 0, fp16_output = 0, output = 0, good = 0, judged = 0, own = 0;
+  int64_t fp16 = 0, fp8 = 0, fp16_output = 0, output = 0, good = 0, judged = 0, own = 0, input = 0, cached = 0;
   std::array<int64_t, 4> met{};
   double last_arrival = 0;
   for (const ReplayedRequest& request : outcome.requests) {
@@ -134,6 +134,8 @@ ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy,
     fp8 += request.fp8_tokens;
     fp16_output += request.fp16_output;
     output += request.output;
+    input += request.asked.input;
+    cached += request.cached;
     judged += request.own_met ? 1 : 0;
     own += request.own_met.value_or(false) ? 1 : 0;
     good += request.ttft_s <= limits.ttft_s.value_or(std::numeric_limits<double>::infinity()) &&
@@ -156,6 +158,7 @@ ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy,
     row.tight = share(met[0]), row.loose = share(met[1]), row.e2e_tight = share(met[2]), row.e2e_loose = share(met[3]);
   }
   if (judged > 0) row.own = share(own);
+  if (input > 0) row.cached = static_cast<double>(cached) / static_cast<double>(input);
   if (limits.any() && row.seconds > 0) row.goodput = static_cast<double>(good) / row.seconds;
   row.fp16_share = fp16 + fp8 > 0 ? static_cast<double>(fp16) / static_cast<double>(fp16 + fp8)
                                   : std::numeric_limits<double>::quiet_NaN();
@@ -196,6 +199,12 @@ std::string to_text(const ReplayReport& report) {
     if (row.switches > 0) text += fmt::format("  precision changed {} times: {}\n", row.switches, reasons_of(row));
     if (row.own && row.policy == "server")
       text += fmt::format("  {} % met the server's own targets for them\n", percent(row.own));
+    if (row.cached >= 0.01) {  // prompts are random: a run before had the same ones
+      text += fmt::format(
+          "  {} % of the prompts' tokens were in the server's prefix cache, which shortens times: as after a "
+          "run with the same --seed\n",
+          percent(row.cached));
+    }
     if (row.joules) {
       text += fmt::format("  GPU energy {:.0f} J, {:.3f} J an answer's token\n", *row.joules,
                           row.joules_per_token.value_or(0));
@@ -226,6 +235,7 @@ std::string to_json(const ReplayReport& report) {
                     {"attainment_e2e_tight", optional(row.e2e_tight)},
                     {"attainment_e2e_loose", optional(row.e2e_loose)},
                     {"attainment_own_targets", optional(row.own)},
+                    {"cached_prompt_share", row.policy == "server" ? OrderedJson(row.cached) : OrderedJson(nullptr)},
                     {"request_goodput", optional(row.goodput)},
                     {"fp16_token_share", optional(row.fp16_share)},
                     {"fp16_answer_share", optional(row.fp16_answers)},

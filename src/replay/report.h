@@ -33,6 +33,7 @@ struct ReplaySummary {
   std::optional<double> tight, loose;          // 5 and 10 times
   std::optional<double> e2e_tight, e2e_loose;  // the same of end-to-end time
   std::optional<double> own;                   // met the engine's targets for them, as it says
+  double cached = 0;                           // share of the prompts' tokens that a server's prefix cache had
   std::optional<double> goodput;               // requests a second within the limits
   double fp16_share = 0;                       // of all tokens, prompts too; NaN where a server does not tell
   double fp16_answers = 0;                     // of the answers' tokens alone; likewise

@@ -28,6 +28,7 @@ struct ReplayedRequest {
   int32_t output = 0;                       // tokens that came
   int64_t fp16_tokens = 0, fp8_tokens = 0;  // prompt and answer
   int64_t fp16_output = 0;                  // of the answer alone
+  int64_t cached = 0;                       // of a server's prompt, those that its prefix cache had
   std::optional<bool> own_met;              // whether the engine found its targets for this request met
 };
 

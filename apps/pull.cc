@@ -47,6 +47,13 @@ Status run(const PullFlags& flags) {
     return error(ErrorCode::kUsage,
                  "pull {}: a model of the hub is called org/name (also org/name@REVISION, org/name:FILE)", flags.model);
   }
+  const bool names_revision = flags.model.substr(0, flags.model.find(':')).find('@') != std::string::npos;
+  if (!flags.revision.empty() && names_revision && name->revision != flags.revision) {
+    return error(ErrorCode::kUsage, "pull {}: --revision {} is another one", flags.model, flags.revision);
+  }
+  if (!flags.file.empty() && !name->file.empty() && name->file != flags.file) {
+    return error(ErrorCode::kUsage, "pull {}: --file {} is another one", flags.model, flags.file);
+  }
   if (!flags.revision.empty()) name->revision = flags.revision;
   if (!flags.file.empty()) name->file = flags.file;
   for (const auto& [flag, value] : {std::pair("--revision", name->revision), std::pair("--file", name->file)}) {

@@ -124,6 +124,11 @@ class Pull(Scratch):
         self.assertEqual(run("models", "--names", env=self.env)[0], f"org/tiny@{hubs.COMMIT}\n")
         run("inspect", "org/tiny@" + hubs.COMMIT, env=self.env)
         self.assertIn("--revision ../x", self.fails("--revision", "../x", code=2))
+        line = self.fails("--revision", "v2", model="org/tiny@v1", code=2)
+        self.assertIn("pull org/tiny@v1: --revision v2 is another one", line)
+        run("pull", "org/tiny@v1", "--revision", "v1", env=self.env)
+        line = self.fails("--file", "b.gguf", model="org/tiny:a.gguf", code=2)
+        self.assertIn("pull org/tiny:a.gguf: --file b.gguf is another one", line)
 
     def test_the_token_goes_to_the_hub_alone(self):
         self.hub.token = "hf_secret"

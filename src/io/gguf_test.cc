@@ -148,6 +148,7 @@ TEST_F(GgufModel, LooksLikeAHuggingFaceModel) {
   }
   const GgufTokenizer* tokenizer = (*source)->gguf_tokenizer();
   ASSERT_NE(tokenizer, nullptr);
+  EXPECT_EQ(tokenizer->architecture, "llama");
   EXPECT_EQ(tokenizer->model, "gpt2");
   EXPECT_EQ(tokenizer->tokens.size(), 4u);
   EXPECT_EQ(tokenizer->chat_template, "{{ x }}");

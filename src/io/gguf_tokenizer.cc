@@ -10,6 +10,7 @@ std::optional<GgufTokenizer> gguf_tokenizer_of(const GgufFile& gguf) {
   GgufTokenizer t;
   t.model = gguf.text("tokenizer.ggml.model").value_or("");
   if (t.model.empty()) return std::nullopt;
+  t.architecture = gguf.text("general.architecture").value_or("");
   t.pre = gguf.text("tokenizer.ggml.pre").value_or("");
   t.chat_template = gguf.text("tokenizer.chat_template").value_or("");
   if (const auto* tokens = gguf.array<std::string_view>("tokenizer.ggml.tokens")) t.tokens = *tokens;

@@ -48,8 +48,9 @@ struct TensorInfo {
 
 // The tokenizer that a GGUF file carries, uninterpreted (keys tokenizer.*). Views live as long as the ModelSource.
 struct GgufTokenizer {
-  std::string_view model;  // tokenizer.ggml.model: "gpt2" (byte-level BPE), "llama" (SentencePiece), ...
-  std::string_view pre;    // tokenizer.ggml.pre: names the pre-tokenizer ("smollm", "llama-bpe", "qwen2"); may be empty
+  std::string_view architecture;  // general.architecture
+  std::string_view model;         // tokenizer.ggml.model: "gpt2" (byte-level BPE), "llama" (SentencePiece), ...
+  std::string_view pre;  // tokenizer.ggml.pre: names the pre-tokenizer ("smollm", "llama-bpe", "qwen2"); may be empty
   std::vector<std::string_view> tokens;
   std::vector<int32_t>
       types;  // as many as tokens, or none: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte

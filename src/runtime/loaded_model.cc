@@ -82,6 +82,7 @@ Result<std::shared_ptr<const Tokenizer>> load_tokenizer(const ModelSource& sourc
                  source.path());
   }
   GgufVocab vocab;
+  vocab.architecture = gguf->architecture;
   vocab.model = gguf->model;
   vocab.pre = gguf->pre;
   vocab.tokens = gguf->tokens;

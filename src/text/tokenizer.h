@@ -32,6 +32,7 @@ struct TokenizerFiles {
 
 // What a GGUF file says of its tokenizer (keys tokenizer.ggml.*). Read during from_gguf only, nothing is kept of it.
 struct GgufVocab {
+  std::string_view architecture;             // general.architecture, which alone tells Phi-3's tokens
   std::string_view model;                    // "gpt2": byte-level BPE; "llama": SentencePiece
   std::string_view pre;                      // names the pre-tokenizer of "gpt2": "smollm", "llama-bpe", "qwen2"...
   std::span<const std::string_view> tokens;  // by id

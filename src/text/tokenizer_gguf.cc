@@ -133,6 +133,13 @@ Result<int32_t> role(const GgufVocab& vocab, std::string_view key, std::optional
   return static_cast<int32_t>(*id);
 }
 
+// Phi-3's tokens take the white space behind them along, as its tokenizer.json says and GGUF has no key for. (Phi-4's
+// vocabularies are byte-level.)
+bool takes_space_behind(const GgufVocab& vocab, std::string_view token) {
+  return vocab.architecture == "phi3" && vocab.model == "llama" && token != "<unk>" && token != "<s>" &&
+         token != "<|endoftext|>";
+}
+
 std::vector<AddedToken> added_tokens(const GgufVocab& vocab) {
   std::vector<AddedToken> added;
   for (size_t i = 0; i < vocab.types.size(); ++i) {
@@ -142,6 +149,7 @@ std::vector<AddedToken> added_tokens(const GgufVocab& vocab) {
     token.id = static_cast<int32_t>(i);
     token.content = vocab.tokens[i];
     token.special = type != kUserDefined;
+    token.rstrip = takes_space_behind(vocab, vocab.tokens[i]);
     added.push_back(std::move(token));
   }
   return added;

@@ -432,6 +432,26 @@ TEST(TokenizerGguf, SentencePieceEqualsTheJsonFile) {
   }
 }
 
+TEST(TokenizerGguf, PhiThreesTokensTakeTheSpaceBehindThemAlong) {
+  TokenizerJson json = sentencepiece_json();
+  json.tokens.insert(json.tokens.end(), {"<|user|>", "<|endoftext|>"});
+  Gguf gguf(json, "llama", "default");
+  gguf.types[0] = 2;
+  gguf.types[1] = gguf.types[2] = 3;
+  gguf.types.end()[-1] = gguf.types.end()[-2] = 3;
+  gguf.scores.assign(gguf.texts.size(), 0);
+  gguf.refresh();
+  const auto ids = [&](std::string_view architecture, const char* text) {
+    gguf.vocab.architecture = architecture;
+    const auto tokenizer = Tokenizer::from_gguf(gguf.vocab, "m.gguf");
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+    return tokenizer.ok() ? encode(**tokenizer, text) : Ids();
+  };
+  EXPECT_EQ(ids("phi3", "<|user|>\n a</s> \nb"), ids("llama", "<|user|>a</s>b"));
+  EXPECT_NE(ids("llama", "<|user|>\n a</s> \nb"), ids("llama", "<|user|>a</s>b"));
+  for (const char* kept : {"<s> a", "<|endoftext|>\na", "<unk> a"}) EXPECT_EQ(ids("phi3", kept), ids("llama", kept));
+}
+
 TEST(TokenizerGguf, ErrorsNameTheKey) {
   EXPECT_NE(
       Gguf(byte_level_json(), "gpt2", "weird").message().find("m.gguf: key 'tokenizer.ggml.pre' is 'weird'; known"),

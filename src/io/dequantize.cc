@@ -1,6 +1,7 @@
 #include "io/dequantize.h"
 
 #include <cstring>
+#include <utility>
 
 #include "base/clones.h"
 #include "base/float_types.h"
@@ -146,7 +147,22 @@ constexpr GgmlTypeInfo kTypes[] = {
     {GgmlType::kQ6_K, "Q6_K", 256, 210, from_q6_k},
 };
 
+constexpr std::pair<uint32_t, std::string_view> kUnread[] = {
+    {9, "Q8_1"},      {10, "Q2_K"},     {11, "Q3_K"},     {15, "Q8_K"},  {16, "IQ2_XXS"}, {17, "IQ2_XS"},
+    {18, "IQ3_XXS"},  {19, "IQ1_S"},    {20, "IQ4_NL"},   {21, "IQ3_S"}, {22, "IQ2_S"},   {23, "IQ4_XS"},
+    {24, "I8"},       {25, "I16"},      {26, "I32"},      {27, "I64"},   {28, "F64"},     {29, "IQ1_M"},
+    {31, "Q4_0_4_4"}, {32, "Q4_0_4_8"}, {33, "Q4_0_8_8"}, {34, "TQ1_0"}, {35, "TQ2_0"},   {36, "IQ4_NL_4_4"},
+    {39, "MXFP4"},    {40, "NVFP4"},    {41, "Q1_0"},     {42, "Q2_0"},
+};
+
 }  // namespace
+
+std::string_view unread_ggml_type(uint32_t type) {
+  for (const auto& [number, name] : kUnread) {
+    if (number == type) return name;
+  }
+  return {};
+}
 
 const GgmlTypeInfo* find_ggml_type(uint32_t type) {
   for (const GgmlTypeInfo& info : kTypes) {

@@ -33,5 +33,7 @@ struct GgmlTypeInfo {
 
 // nullptr for types we do not read.
 const GgmlTypeInfo* find_ggml_type(uint32_t type);
+// The name of a type that we do not read; empty for a number that has none.
+std::string_view unread_ggml_type(uint32_t type);
 
 }  // namespace nfp

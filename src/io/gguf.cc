@@ -210,11 +210,12 @@ Status read_tensor(Cursor& in, GgufTensor& tensor) {
   if (!in.read(type) || !in.read(tensor.begin)) return in.truncated("tensor '" + tensor.name + "'");
   tensor.type = find_ggml_type(type);
   if (tensor.type == nullptr) {
+    const std::string_view known = unread_ggml_type(type);
     return error(
         ErrorCode::kUnsupported,
         "{}: tensor '{}' has GGUF type {}, which is not supported; requantise it to one of F32, F16, BF16, Q8_0, "
         "Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K",
-        in.name(), tensor.name, type);
+        in.name(), tensor.name, known.empty() ? std::to_string(type) : std::string(known));
   }
   uint64_t elements = 1;
   for (size_t i = dims.size(); i-- > 0;) {

@@ -97,7 +97,9 @@ TEST(Gguf, EveryFaultIsNamed) {
   expect_fault(tensor({32}, 8, 0, 34), "'t' has rows of 1 elements, not whole blocks of 32");
   expect_fault(tensor({}, 8, 0, 34), "'t' has rows of 1 elements, not whole blocks of 32");
   EXPECT_TRUE(parse_bytes(tensor({}, 0, 0, 4)).ok());
-  expect_fault(tensor({32}, 4, 0, 100), "GGUF type 4");
+  expect_fault(tensor({32}, 4, 0, 100), "GGUF type 4, which is not supported");
+  expect_fault(tensor({256, 1}, 18, 0, 100), "GGUF type IQ3_XXS, which is not supported");
+  expect_fault(tensor({32, 1}, 39, 0, 100), "GGUF type MXFP4, which is not supported");
   expect_fault(tensor({1, 1, 1, 1, 1, 1, 1, 1, 1}, 0, 0, 4), "9 dimensions");
   expect_fault(tensor({1ull << 40, 1ull << 40}, 0, 0, 4), "impossible shape");
   expect_fault(tensor({0}, 0, 0, 4), "impossible shape");

@@ -12,7 +12,8 @@ namespace {
 
 constexpr uint64_t kMostTensors = 1u << 20;
 constexpr uint64_t kMostKeys = 1u << 20;
-constexpr uint64_t kMostKeyBytes = 65535;     // the format's
+constexpr uint64_t kMostKeyBytes = 65535;  // the format's
+constexpr uint64_t kMostAlignment = 1u << 20;
 constexpr uint64_t kMostElements = 1u << 25;  // of all arrays; the largest vocabularies take some 1.5 million
 
 enum class ValueType : uint32_t { kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64 };
@@ -326,9 +327,15 @@ Result<GgufFile> parse_gguf(std::span<const std::byte> bytes, const std::string&
   for (uint64_t i = 0; i < tensor_count; ++i) {
     NFP_RETURN_IF_ERROR(read_tensor(in, file.tensors.emplace_back()));
   }
-  const auto alignment = static_cast<uint64_t>(file.integer("general.alignment").value_or(32));
-  if (!std::has_single_bit(alignment) || alignment > (1u << 20)) {
-    return error(ErrorCode::kInvalidInput, "{}: general.alignment is {}; it must be a power of two", name, alignment);
+  // Of another kind it is no default: where the data begins would be a guess.
+  const auto stated = file.integer("general.alignment");
+  if (!stated && file.metadata.contains("general.alignment")) {
+    return error(ErrorCode::kInvalidInput, "{}: metadata 'general.alignment' is not a whole number", name);
+  }
+  const auto alignment = static_cast<uint64_t>(stated.value_or(32));
+  if (!std::has_single_bit(alignment) || alignment > kMostAlignment) {
+    return error(ErrorCode::kInvalidInput, "{}: general.alignment is {}; it must be a power of two up to {}", name,
+                 stated.value_or(32), kMostAlignment);
   }
   const uint64_t data_begin = (in.at() + alignment - 1) / alignment * alignment;
   if (data_begin > bytes.size()) {

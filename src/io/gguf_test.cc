@@ -85,6 +85,9 @@ TEST(Gguf, EveryFaultIsNamed) {
   expect_fault(GgufBuilder().integer("k", 1).integer("k", 2).build(), "'k' appears twice");
   expect_fault(GgufBuilder().integer("general.alignment", 0).build(), "alignment");
   expect_fault(GgufBuilder().integer("general.alignment", 24).build(), "alignment");
+  expect_fault(GgufBuilder().integer("general.alignment", 1u << 21).build(), "a power of two up to 1048576");
+  expect_fault(GgufBuilder().key("general.alignment", 5, GgufBuilder::raw<int32_t>(-32)).build(), "alignment is -32");
+  expect_fault(GgufBuilder().string("general.alignment", "64").build(), "'general.alignment' is not a whole number");
   for (const std::string& name : {std::string(), std::string("a\xff"), std::string("a\nb"), std::string(201, 'a')}) {
     expect_fault(GgufBuilder().tensor_at(name, {1}, 0, 0).data("xxxx").build(), "printable");
   }

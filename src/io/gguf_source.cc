@@ -46,10 +46,12 @@ class GgufSource final : public ModelSource {
 
   Status open_file() {
     NFP_ASSIGN_OR_RETURN(gguf_, parse_gguf(files_[0]->bytes(), path_));
+    // First, as later parts name no architecture.
+    NFP_ASSIGN_OR_RETURN(const std::vector<std::string> others, later_parts());
     NFP_ASSIGN_OR_RETURN(family_, family_of_gguf(gguf_, path_));
     NFP_RETURN_IF_ERROR(check_kinds(*family_, gguf_, path_));
     NFP_RETURN_IF_ERROR(add_tensors(gguf_, *files_[0]));
-    NFP_RETURN_IF_ERROR(open_other_parts());
+    NFP_RETURN_IF_ERROR(add_parts(others));
     NFP_RETURN_IF_ERROR(make_config());
     gguf_tokenizer_ = gguf_tokenizer_of(gguf_);
     return ok_status();
@@ -147,12 +149,19 @@ class GgufSource final : public ModelSource {
     return tensor == kShortFactors ? &short_factors_ : nullptr;
   }
 
-  Status open_other_parts() {
-    const int64_t count = gguf_.integer("split.count").value_or(1);
-    if (count <= 1) return ok_status();
+  Result<std::vector<std::string>> later_parts() const {
+    const auto stated = gguf_.integer("split.count");
+    if (!stated && gguf_.metadata.contains("split.count")) {
+      return error(ErrorCode::kInvalidInput, "{}: metadata 'split.count' is not a whole number", path_);
+    }
+    const int64_t count = stated.value_or(1);
+    if (count <= 1) return std::vector<std::string>();
     if (count > kMostGgufParts)
       return error(ErrorCode::kInvalidInput, "{}: split.count is {}; the file is damaged", path_, count);
-    NFP_ASSIGN_OR_RETURN(const std::vector<std::string> parts, other_parts(path_, count));
+    return other_parts(path_, count);
+  }
+
+  Status add_parts(const std::vector<std::string>& parts) {
     for (const std::string& part : parts) {
       NFP_ASSIGN_OR_RETURN(MappedFile file, MappedFile::open(part));
       files_.push_back(std::make_unique<MappedFile>(std::move(file)));

@@ -163,6 +163,14 @@ TEST_F(Source, SplitGgufFilesAreOneModel) {
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(values.data()), 128), norm.bytes);
   ASSERT_TRUE(write_file(path("renamed.gguf"), first.build()).ok());
   EXPECT_NE(failure(path("renamed.gguf")).find("one of 2 parts"), std::string::npos);
+  // As llama.cpp splits files, later parts say of the model no more than that they are parts.
+  second.key("split.count", 2, GgufBuilder::raw<uint16_t>(2));
+  ASSERT_TRUE(write_file(path("m-00002-of-00002.gguf"), second.build()).ok());
+  EXPECT_NE(failure(path("m-00002-of-00002.gguf")).find("open the first, whose name ends in -00001-of-00002.gguf"),
+            std::string::npos);
+  const std::string text = testing::tiny_gguf_keys().string("split.count", "2").build();
+  ASSERT_TRUE(write_file(path("text.gguf"), text).ok());
+  EXPECT_NE(failure(path("text.gguf")).find("'split.count' is not a whole number"), std::string::npos);
 }
 
 TEST_F(Source, AGgufFileWhoseNameIsLikeAParts) {

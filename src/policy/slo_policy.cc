@@ -43,14 +43,14 @@ struct Deadline {
   double due = 0;
   double arrival = 0;
   Prefill* prefill = nullptr;
-  friend auto operator<=>(const Deadline&, const Deadline&) = default;
+  friend auto operator<=>(const Deadline&, const Deadline&) = default;  // NOLINT(modernize-use-nullptr)
 };
 struct Length {
   int32_t priority = 0;
   int32_t tokens = 0;
   double arrival = 0;
   Prefill* prefill = nullptr;
-  friend auto operator<=>(const Length&, const Length&) = default;
+  friend auto operator<=>(const Length&, const Length&) = default;  // NOLINT(modernize-use-nullptr)
 };
 
 constexpr size_t kArrivalPlaces = 1 << 13;

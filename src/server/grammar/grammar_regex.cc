@@ -498,7 +498,7 @@ class Writer {
       if (before == Side::kEnd) before = Side::kEither;
       if (behind == Side::kEnd) behind = Side::kEither;
     }
-    const auto text = write(one, before, behind);
+    auto text = write(one, before, behind);
     if (!text) return node.least == 0 ? std::optional<std::string>("") : std::nullopt;
     if (text->empty() || (node.least == 1 && node.most == 1)) return text;
     const bool single = one.kind == Node::kSet;

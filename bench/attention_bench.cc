@@ -63,8 +63,9 @@ std::vector<uint16_t> small_numbers(bool e4m3) {
 // power, and with it the clock, is a little kinder to it than to a trained model's.
 double time_case(const Case& c) {
   const int width = (c.context + c.block_size - 1) / c.block_size;
-  const size_t cache = size_t{2} * c.sequences * width * c.block_size * c.kv_heads * c.head_dim * (c.e4m3 ? 1 : 2);
-  const size_t block_bytes = size_t{1} * c.block_size * c.kv_heads * c.head_dim * (c.e4m3 ? 1 : 2);  // of keys
+  const size_t block_numbers = static_cast<size_t>(c.block_size) * c.kv_heads * c.head_dim;  // of keys
+  const size_t block_bytes = block_numbers * (c.e4m3 ? 1 : 2);
+  const size_t cache = size_t{2} * c.sequences * width * block_bytes;
   const int copies = static_cast<int>(std::clamp<size_t>((c.cache_mb << 20) / cache + 1, 1, 512));
   const int calls = std::max(copies, c.queries == 1 ? 16 : 2);
   const size_t tokens = static_cast<size_t>(c.sequences) * c.queries;
@@ -103,8 +104,7 @@ double time_case(const Case& c) {
   call.scale = 0.1f;
   call.cache.blocks = static_cast<int64_t>(blocks.size());
   call.cache.block_size = c.block_size;
-  call.cache.block_stride =
-      int64_t{2} * c.block_size * c.kv_heads * c.head_dim;  // as in the engine, a block's values follow
+  call.cache.block_stride = static_cast<int64_t>(2 * block_numbers);  // as in the engine, a block's values follow
   call.cache.type = c.e4m3 ? KvType::kE4m3 : KvType::kF16;
   if (c.e4m3) call.cache.key_scale = call.cache.value_scale = 1.0f / 256;
   call.q = q.get();

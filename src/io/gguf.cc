@@ -273,6 +273,14 @@ std::optional<int64_t> GgufFile::integer(const std::string& key) const {
   return value != nullptr ? std::optional<int64_t>(*value) : std::nullopt;
 }
 
+Result<std::optional<int64_t>> GgufFile::whole_number(const std::string& key, const std::string& file) const {
+  const auto value = integer(key);
+  if (!value && metadata.contains(key)) {
+    return error(ErrorCode::kInvalidInput, "{}: metadata '{}' is not a whole number", file, key);
+  }
+  return value;
+}
+
 std::optional<double> GgufFile::number(const std::string& key) const {
   const auto place = metadata.find(key);
   if (place == metadata.end()) return std::nullopt;
@@ -327,11 +335,7 @@ Result<GgufFile> parse_gguf(std::span<const std::byte> bytes, const std::string&
   for (uint64_t i = 0; i < tensor_count; ++i) {
     NFP_RETURN_IF_ERROR(read_tensor(in, file.tensors.emplace_back()));
   }
-  // Of another kind it is no default: where the data begins would be a guess.
-  const auto stated = file.integer("general.alignment");
-  if (!stated && file.metadata.contains("general.alignment")) {
-    return error(ErrorCode::kInvalidInput, "{}: metadata 'general.alignment' is not a whole number", name);
-  }
+  NFP_ASSIGN_OR_RETURN(const std::optional<int64_t> stated, file.whole_number("general.alignment", name));
   const auto alignment = static_cast<uint64_t>(stated.value_or(32));
   if (!std::has_single_bit(alignment) || alignment > kMostAlignment) {
     return error(ErrorCode::kInvalidInput, "{}: general.alignment is {}; it must be a power of two up to {}", name,

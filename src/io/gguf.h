@@ -38,6 +38,8 @@ struct GgufFile {
 
   // Absent keys and keys of another type give nothing.
   std::optional<int64_t> integer(const std::string& key) const;
+  // The same for keys without which the file cannot be read: of another type they are an error that names `file`.
+  Result<std::optional<int64_t>> whole_number(const std::string& key, const std::string& file) const;
   std::optional<double> number(const std::string& key) const;  // integers too
   std::optional<bool> boolean(const std::string& key) const;
   std::optional<std::string_view> text(const std::string& key) const;

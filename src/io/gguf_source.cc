@@ -150,10 +150,7 @@ class GgufSource final : public ModelSource {
   }
 
   Result<std::vector<std::string>> later_parts() const {
-    const auto stated = gguf_.integer("split.count");
-    if (!stated && gguf_.metadata.contains("split.count")) {
-      return error(ErrorCode::kInvalidInput, "{}: metadata 'split.count' is not a whole number", path_);
-    }
+    NFP_ASSIGN_OR_RETURN(const std::optional<int64_t> stated, gguf_.whole_number("split.count", path_));
     const int64_t count = stated.value_or(1);
     if (count <= 1) return std::vector<std::string>();
     if (count > kMostGgufParts)

@@ -790,8 +790,7 @@ int32_t CudaBackend::launch_context(const KvCache& cache, int32_t sequences, int
   call.heads = heads_;
   call.kv_heads = spec.kv_heads;
   call.head_dim = spec.head_dim;
-  call.cache.type = spec.dtype == DType::kF8E4M3 ? cuda::KvType::kE4m3 : cuda::KvType::kF16;
-  call.cache.block_size = spec.block_size;
+  call.cache = static_cast<const CudaKvCache&>(cache).layer(0);
   call.table_width = std::numeric_limits<int>::max();
   call.sequences = sequences;
   const Result<int> context = cuda::launch_context(call, longest);

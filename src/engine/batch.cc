@@ -1,6 +1,7 @@
 #include "engine/batch.h"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <functional>
 
@@ -177,23 +178,21 @@ void StepInput::upload() {
     host<SamplingRow>(at_.sampling)[rows_] = {};
   }
   assert(tokens_ == shape_.tokens);
-  backend_.copy({.dst = device_arrays_.data(), .src = arrays_[slot].data(), .bytes = at_.bytes});
-  backend_.copy({.dst = device_table_.data(),
-                 .src = table,
-                 .bytes = static_cast<size_t>(widest_) * sizeof(int32_t),
-                 .rows = shape_.sequences,
-                 .dst_pitch = width * sizeof(int32_t),
-                 .src_pitch = width * sizeof(int32_t)});
-  if (biased_ > 0) {
-    backend_.copy({.dst = device_bias_.data(),
-                   .src = biases_[slot].data(),
-                   .bytes = static_cast<size_t>(biased_) * sizeof(LogitBias)});
-  }
-  if (masked_ > 0) {
-    backend_.copy({.dst = device_masks_.data(),
-                   .src = masks_[slot].data(),
-                   .bytes = static_cast<size_t>(masked_) * static_cast<size_t>(mask_words()) * sizeof(uint32_t)});
-  }
+  const std::array<CopyArgs, 4> copies = {
+      {{.dst = device_arrays_.data(), .src = arrays_[slot].data(), .bytes = at_.bytes},
+       {.dst = device_table_.data(),
+        .src = table,
+        .bytes = static_cast<size_t>(widest_) * sizeof(int32_t),
+        .rows = shape_.sequences,
+        .dst_pitch = width * sizeof(int32_t),
+        .src_pitch = width * sizeof(int32_t)},
+       {.dst = device_bias_.data(),
+        .src = biases_[slot].data(),
+        .bytes = static_cast<size_t>(biased_) * sizeof(LogitBias)},
+       {.dst = device_masks_.data(),
+        .src = masks_[slot].data(),
+        .bytes = static_cast<size_t>(masked_) * static_cast<size_t>(mask_words()) * sizeof(uint32_t)}}};
+  backend_.copy_all(copies);
 }
 
 BatchView StepInput::view(const StepShape& shape, const SampledRow* previous) const {

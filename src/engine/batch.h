@@ -87,7 +87,7 @@ class StepInput {
   // The hidden state of this token is wanted.
   void add_pooled(int32_t token_row);
 
-  // Enqueues the copies.
+  // Enqueues the copies, as one operation.
   void upload();
   // Device arrays of the shape; `previous` as BatchView has it.
   BatchView view(const StepShape& shape, const SampledRow* previous) const;

@@ -1,6 +1,7 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cassert>
 #include <exception>
@@ -499,21 +500,20 @@ void ModelRunner::enqueue(const StepShape& shape, FirstRows first, int32_t top_n
 }
 
 void ModelRunner::enqueue_downloads(Slot& slot) {
-  Backend& backend = model_.backend();
-  const auto download = [&](const Buffer& host, const Buffer& device, int64_t count, size_t size) {
-    if (count > 0) backend.copy({.dst = host.data(), .src = device.data(), .bytes = static_cast<size_t>(count) * size});
+  const auto download = [](const Buffer& host, const Buffer& device, int64_t count, size_t size) {
+    return CopyArgs{.dst = host.data(), .src = device.data(), .bytes = static_cast<size_t>(count) * size};
   };
-  const auto rows =
-      slot.drafts > 0 ? int64_t{slot.drafts + 1} * launch_sequences_ : static_cast<int64_t>(slot.rows.size());
-  download(slot.sampled, sampled_, rows, sizeof(SampledRow));
+  const auto rows = static_cast<int64_t>(slot.rows.size());
   const bool alternatives =
       std::any_of(slot.rows.begin(), slot.rows.end(), [](const Sampled& r) { return r.top_n > 0; });
-  if (alternatives) {
-    download(slot.top, top_, static_cast<int64_t>(slot.rows.size()) * kMaxTopLogprobs, sizeof(TokenLogprob));
-  }
   const auto scored = static_cast<int64_t>(slot.scored_rows);
-  download(slot.scored, scored_, scored, sizeof(SampledRow));
-  download(slot.scored_top, scored_top_, scored * slot.top_n, sizeof(TokenLogprob));
+  const std::array<CopyArgs, 4> copies = {
+      download(slot.sampled, sampled_, slot.drafts > 0 ? int64_t{slot.drafts + 1} * launch_sequences_ : rows,
+               sizeof(SampledRow)),
+      download(slot.top, top_, alternatives ? rows * kMaxTopLogprobs : 0, sizeof(TokenLogprob)),
+      download(slot.scored, scored_, scored, sizeof(SampledRow)),
+      download(slot.scored_top, scored_top_, scored * slot.top_n, sizeof(TokenLogprob))};
+  model_.backend().copy_all(copies);
 }
 
 size_t ModelRunner::hidden_row_bytes() const {

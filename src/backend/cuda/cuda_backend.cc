@@ -192,7 +192,8 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
     keep(check(cudaStreamSynchronize(stream_), "waiting for the device"));
     return failure_of(synchronized_layer_);
   }
-  void copy(const CopyArgs& args) override;
+  void copy(const CopyArgs& args) override { copy_all({&args, 1}); }
+  void copy_all(std::span<const CopyArgs> all) override;
   Result<std::unique_ptr<Event>> make_event() override;
   void record(Event& event) override {
     auto& own = static_cast<CudaEvent&>(event);
@@ -427,14 +428,38 @@ void CudaBackend::free(void* data, size_t) {
   buffers_.erase(place);
 }
 
-void CudaBackend::copy(const CopyArgs& args) {
-  if (args.bytes == 0 || args.rows == 0) return;
-  const auto timed = profiler_.time(stage::kCopy, stream_, [args] { return cost_of(args); });
-  const cudaError_t status = args.rows == 1
-                                 ? cudaMemcpyAsync(args.dst, args.src, args.bytes, cudaMemcpyDefault, stream_)
-                                 : cudaMemcpy2DAsync(args.dst, args.dst_pitch, args.src, args.src_pitch, args.bytes,
-                                                     static_cast<size_t>(args.rows), cudaMemcpyDefault, stream_);
-  keep(check(status, "copying"));
+void CudaBackend::copy_all(std::span<const CopyArgs> all) {
+  // One kernel takes less time than the copy engine's start, which each copy would wait for.
+  cuda::CopyCall call;
+  OperationCost cost;
+  bool few = all.size() <= cuda::CopyCall::kMostPieces;
+  for (const CopyArgs& args : all) {
+    if (args.bytes == 0 || args.rows == 0) continue;
+    cost.activation_bytes += cost_of(args).activation_bytes;
+    const auto bytes = static_cast<int64_t>(args.bytes);
+    few = few && bytes <= cuda::CopyCall::kMostBytes / args.rows && bytes % 4 == 0;
+    if (!few) continue;
+    call.piece[call.pieces++] = {args.src,
+                                 args.dst,
+                                 bytes,
+                                 args.rows,
+                                 static_cast<int64_t>(args.src_pitch),
+                                 static_cast<int64_t>(args.dst_pitch)};
+  }
+  if (cost.activation_bytes == 0) return;
+  const auto timed = profiler_.time(stage::kCopy, stream_, [cost] { return cost; });
+  if (few) {
+    keep(cuda::run_copy(call, stream_));
+    return;
+  }
+  for (const CopyArgs& args : all) {
+    if (args.bytes == 0 || args.rows == 0) continue;
+    const cudaError_t status = args.rows == 1
+                                   ? cudaMemcpyAsync(args.dst, args.src, args.bytes, cudaMemcpyDefault, stream_)
+                                   : cudaMemcpy2DAsync(args.dst, args.dst_pitch, args.src, args.src_pitch, args.bytes,
+                                                       static_cast<size_t>(args.rows), cudaMemcpyDefault, stream_);
+    keep(check(status, "copying"));
+  }
 }
 
 Status CudaBackend::wait_at_most(cudaEvent_t event) {

@@ -43,7 +43,20 @@ __global__ __launch_bounds__(kCopyThreads) void soft_cap_kernel(const SoftCapPar
   }
 }
 
+// A word a thread: host memory answers late, so all of it is asked for at once.
+__global__ __launch_bounds__(kCopyThreads) void copy_kernel(const CopyCall c) {
+  ptx::launch_dependents();
+  const CopyCall::Piece& piece = c.piece[blockIdx.y];
+  const auto words = static_cast<uint32_t>(piece.bytes / 4), rows = static_cast<uint32_t>(piece.rows);
+  const uint32_t i = blockIdx.x * kCopyThreads + threadIdx.x;
+  if (i >= words * rows) return;
+  const uint32_t row = i / words, word = i % words;
+  const auto* src = static_cast<const uint32_t*>(piece.src) + row * (piece.src_pitch / 4) + word;
+  static_cast<uint32_t*>(piece.dst)[row * (piece.dst_pitch / 4) + word] = __ldcv(src);
+}
+
 __global__ void take_mark_kernel(const TakeMarkCall c) {
+  ptx::dependency_wait();
   *c.host = *c.device;
   *c.device = -1;
 }
@@ -51,6 +64,7 @@ __global__ void take_mark_kernel(const TakeMarkCall c) {
 }  // namespace
 
 const void* gather_function() { return reinterpret_cast<const void*>(&gather_kernel); }
+const void* copy_function() { return reinterpret_cast<const void*>(&copy_kernel); }
 const void* soft_cap_function() { return reinterpret_cast<const void*>(&soft_cap_kernel); }
 const void* take_mark_function() { return reinterpret_cast<const void*>(&take_mark_kernel); }
 const void* add_function() { return reinterpret_cast<const void*>(&add_kernel); }

@@ -124,11 +124,35 @@ Status run_add(const AddCall& c, CUstream_st* stream) {
   return launch("add", add_function(), shape, arguments, stream);
 }
 
+Status run_copy(const CopyCall& c, CUstream_st* stream) {
+  if (c.pieces < 1 || c.pieces > CopyCall::kMostPieces) return bad("copy", "pieces", "must be 1 to 4");
+  int64_t most = 0;  // words
+  for (int i = 0; i < c.pieces; ++i) {
+    const CopyCall::Piece& piece = c.piece[i];
+    if (piece.bytes <= 0 || piece.rows <= 0 || piece.bytes > CopyCall::kMostBytes / piece.rows)
+      return bad("copy", "bytes and rows", "must be positive, up to 512 KB");
+    const auto places = reinterpret_cast<uintptr_t>(piece.src) | reinterpret_cast<uintptr_t>(piece.dst);
+    if (piece.src == nullptr || piece.dst == nullptr || places % 4 != 0 ||
+        (piece.bytes | piece.src_pitch | piece.dst_pitch) % 4 != 0)
+      return bad("copy", "src, dst, bytes and pitches", "must be there, whole words of 4 bytes");
+    most = std::max(most, piece.bytes / 4 * piece.rows);
+  }
+  CopyCall p = c;
+  LaunchShape shape;
+  shape.grid = static_cast<int>((most + kCopyThreads - 1) / kCopyThreads);
+  shape.grid_y = c.pieces;
+  shape.block = kCopyThreads;
+  void* arguments[] = {&p};
+  return launch("copy", copy_function(), shape, arguments, stream);
+}
+
 Status run_take_mark(const TakeMarkCall& c, CUstream_st* stream) {
   if (c.device == nullptr || c.host == nullptr) return bad("take_mark", "device or host", "is null");
   TakeMarkCall p = c;
+  LaunchShape shape;
+  shape.dependent = true;
   void* arguments[] = {&p};
-  return launch("take_mark", take_mark_function(), {}, arguments, stream);
+  return launch("take_mark", take_mark_function(), shape, arguments, stream);
 }
 
 }  // namespace nfp::cuda

@@ -1,5 +1,5 @@
 // The small kernels of a step: embedding, RoPE with the KV append, gathering rows, adding a residual, soft caps,
-// marks that kernels leave for the host.
+// what goes to and from the host, marks that kernels leave for it.
 // Activations are FP16 where nothing else is said, and dense ([rows, features], 16-byte aligned); arithmetic is FP32
 // with one rounding of each output.
 //
@@ -18,6 +18,7 @@ Status run_rope(const RopeCall& call, CUstream_st* stream);
 Status run_gather(const GatherCall& call, CUstream_st* stream);
 Status run_soft_cap(const SoftCapCall& call, CUstream_st* stream);
 Status run_add(const AddCall& call, CUstream_st* stream);
+Status run_copy(const CopyCall& call, CUstream_st* stream);
 Status run_take_mark(const TakeMarkCall& call, CUstream_st* stream);
 
 }  // namespace nfp::cuda

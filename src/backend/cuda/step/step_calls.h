@@ -96,6 +96,23 @@ struct SoftCapCall {
   bool dependent_launch = true;
 };
 
+// Copies of rows, of which none touches what another writes. Pointers are of the device or page-locked; these and all
+// sizes are whole words of 4 bytes. A full stop: it begins when all before it has ended.
+struct CopyCall {
+  struct Piece {
+    const void* src = nullptr;
+    void* dst = nullptr;
+    int64_t bytes = 0;  // of a row
+    int64_t rows = 1;
+    int64_t src_pitch = 0;  // bytes from row to row, with more than one
+    int64_t dst_pitch = 0;
+  };
+  static constexpr int kMostPieces = 4;
+  static constexpr int64_t kMostBytes = int64_t{512} << 10;  // of a piece; the copy engine is for more
+  Piece piece[kMostPieces];
+  int pieces = 0;
+};
+
 // *host = *device; *device = -1.
 struct TakeMarkCall {
   int32_t* device = nullptr;

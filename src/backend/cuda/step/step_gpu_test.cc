@@ -536,12 +536,73 @@ TEST_F(StepGpu, SoftCaps) {
   EXPECT_EQ(got[3], 30.0f);
 }
 
+TEST_F(StepGpu, CopiesPiecesBetweenHostAndDevice) {
+  for (int turn = 0; turn < 40; ++turn) {
+    CopyCall call;
+    call.pieces = integer(1, CopyCall::kMostPieces);
+    struct Side {
+      size_t words = 0;
+      bool on_host = false;
+      uint32_t* at = nullptr;
+      std::vector<uint32_t> held;  // what lies there
+    };
+    std::vector<std::pair<Side, Side>> sides(static_cast<size_t>(call.pieces));
+    const auto make = [&](Side& side, size_t words) {
+      side.words = words;
+      side.on_host = integer(0, 1) == 1;
+      for (size_t i = 0; i < words; ++i) side.held.push_back(static_cast<uint32_t>(random_()));
+      void* at = nullptr;
+      ASSERT_EQ(side.on_host ? cudaHostAlloc(&at, words * 4, cudaHostAllocDefault) : cudaMalloc(&at, words * 4),
+                cudaSuccess);
+      side.at = static_cast<uint32_t*>(at);
+      ASSERT_EQ(cudaMemcpy(side.at, side.held.data(), words * 4, cudaMemcpyDefault), cudaSuccess);
+    };
+    for (int i = 0; i < call.pieces; ++i) {
+      auto& [src, dst] = sides[static_cast<size_t>(i)];
+      const int rows = integer(0, 2) == 0 ? 1 : integer(1, 300), words = integer(1, integer(0, 3) == 0 ? 400 : 20);
+      const int src_pitch = words + integer(0, 9), dst_pitch = words + integer(0, 9);
+      const int src_offset = integer(0, 3), dst_offset = integer(0, 3);
+      make(src, static_cast<size_t>(src_offset + rows * src_pitch));
+      make(dst, static_cast<size_t>(dst_offset + rows * dst_pitch));
+      call.piece[i] = {src.at + src_offset,    dst.at + dst_offset,   int64_t{words} * 4, rows,
+                       int64_t{src_pitch} * 4, int64_t{dst_pitch} * 4};
+      for (int row = 0; row < rows; ++row)
+        std::memcpy(&dst.held[static_cast<size_t>(dst_offset + row * dst_pitch)],
+                    &src.held[static_cast<size_t>(src_offset + row * src_pitch)], static_cast<size_t>(words) * 4);
+    }
+    finish(run_copy(call, nullptr));
+    for (auto& [src, dst] : sides) {
+      std::vector<uint32_t> found(dst.words);
+      ASSERT_EQ(cudaMemcpy(found.data(), dst.at, dst.words * 4, cudaMemcpyDefault), cudaSuccess);
+      EXPECT_EQ(found, dst.held) << "turn " << turn;
+      for (const Side* side : {&src, &dst}) side->on_host ? cudaFreeHost(side->at) : cudaFree(side->at);
+    }
+  }
+}
+
 TEST_F(StepGpu, RefusesWhatDoesNotFit) {
   EXPECT_FALSE(run_embed({}, nullptr).ok());
   EXPECT_FALSE(run_rope({}, nullptr).ok());
   EXPECT_FALSE(run_gather({}, nullptr).ok());
   EXPECT_FALSE(run_add({}, nullptr).ok());
   EXPECT_FALSE(run_soft_cap({}, nullptr).ok());
+  std::vector<uint32_t> words(8);
+  const CopyCall::Piece piece = {words.data(), words.data() + 4, 16};
+  const auto refused = [](CopyCall::Piece one, int pieces = 1) {
+    CopyCall call;
+    call.piece[0] = one;
+    call.pieces = pieces;
+    return !run_copy(call, nullptr).ok();
+  };
+  EXPECT_TRUE(refused(piece, 0));
+  EXPECT_TRUE(refused(piece, CopyCall::kMostPieces + 1));
+  EXPECT_TRUE(refused({piece.src, piece.dst, 15}));
+  EXPECT_TRUE(refused({piece.src, piece.dst, 0}));
+  EXPECT_TRUE(refused({piece.src, piece.dst, 16, 0}));
+  EXPECT_TRUE(refused({piece.src, nullptr, 16}));
+  EXPECT_TRUE(refused({reinterpret_cast<const char*>(piece.src) + 1, piece.dst, 12}));
+  EXPECT_TRUE(refused({piece.src, piece.dst, 16, 2, 18, 16}));
+  EXPECT_TRUE(refused({piece.src, piece.dst, CopyCall::kMostBytes / 2 + 4, 2, 16, 16}));
 }
 
 }  // namespace

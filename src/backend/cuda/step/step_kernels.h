@@ -34,6 +34,8 @@ struct CopyParams {
 };
 inline constexpr int kCopyThreads = 256;
 const void* gather_function();
+// (CopyCall), a grid of blocks of kCopyThreads by pieces.
+const void* copy_function();
 const void* add_function();
 
 struct SoftCapParams {

@@ -1,6 +1,7 @@
 // Every operation is one or two kernels on one stream; nothing waits but wait(), synchronize() and download(). Kernels
 // are launched as programmatic dependents of those before them, so that one may begin, and fetch weights, while the one
-// before it ends. A step begins with a copy, which is a full stop: what earlier steps wrote is there.
+// before it ends. But a step begins with two full stops, the copy of its plan and the embedding: what earlier steps
+// wrote is there when the copy begins, and the plan when the embedding does. So the kernels behind may read both early.
 #include "backend/cuda/cuda_backend.h"
 
 #include <cuda_runtime_api.h>
@@ -608,7 +609,8 @@ void CudaBackend::embed(const EmbedArgs& args) {
                         .rows = batch.tokens,
                         .scale = args.scale,
                         .out = args.out,
-                        .out_is_f32 = args.out_is_f32},
+                        .out_is_f32 = args.out_is_f32,
+                        .dependent_launch = false},
                        stream_));
 }
 

@@ -38,7 +38,7 @@ struct EmbedCall {
 
 // Rotates q and k by position (rotate-half: feature i with i + rotary_dim / 2) and writes k and v to the cache. q is
 // rotated in place, k in the cache only. cos_sin and what says where tokens are is read before the kernel ahead has
-// ended: it must be complete when that one starts (steps begin with a copy, which is a full stop).
+// ended: it must be complete when that one starts (a step's embedding begins only when its plan is there).
 struct RopeCall {
   void* qkv = nullptr;  // [tokens, (heads + 2 * kv_heads) * head_dim]: q heads, k heads, v heads
   int64_t tokens = 0;

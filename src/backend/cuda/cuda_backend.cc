@@ -144,7 +144,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
     if (enqueued_ != nullptr) cudaEventDestroy(enqueued_);
     uploader_.reset();
     for (Buffer* buffer : {&gemm_workspace_, &dense_workspace_, &scratch_, &attention_workspace_, &peaks_,
-                           &overflow_mark_, &synchronized_layer_, &rounded_})
+                           &overflow_mark_, &synchronized_layer_, &rounded_, &plans_[0].memory, &plans_[1].memory})
       buffer->reset();
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
@@ -291,6 +291,11 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   cuda::AttentionCall attention_call(const AttentionArgs& args) const;
   // `call` is attention_call(args), or that with the rotation of `rotated`, where all sequences are decoded and none
   // was rotated.
+  static bool is_decode(const BatchView& batch) {
+    return batch.single > 0 && batch.single == batch.sequences && !batch.narrowed && !batch.fresh_keys;
+  }
+  void plan_attention(const BatchView& batch);
+  const void* plan_of(const cuda::AttentionCall& call, const BatchView& batch);  // null = none
   void attend(cuda::AttentionCall call, const AttentionArgs& args, const std::optional<RopeArgs>& rotated = {});
   // RMSNorm of `count` heads together, in place.
   void norm_heads(const RopeArgs& args, int32_t first, int32_t count, const float* weight);
@@ -313,6 +318,13 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   int64_t widest_gated_ = 0;                        // rows of any interleaved weight
   int32_t heads_ = 0;                               // of the model's attention
   Buffer gemm_workspace_, dense_workspace_, scratch_, attention_workspace_, peaks_;
+  // What decode calls of a step with the same window need to know of its batch.
+  struct AttentionPlan {
+    std::optional<cuda::AttentionCall> call;  // such a call; none = not in use
+    Buffer memory;
+    bool is_ready = false;  // of the step that is being enqueued
+  };
+  std::array<AttentionPlan, 2> plans_;     // of the windows that a model's layers have
   std::array<int32_t, 2> most_rotated_{};  // by KvType: decoded sequences that attention rotates by itself
   // i32: a layer whose queries, keys or values left FP16, else -1. Kernels write the first, on the device; what it was
   // when the work before an event was done is that event's, as two steps are in flight.
@@ -430,6 +442,7 @@ void CudaBackend::free(void* data, size_t) {
 }
 
 void CudaBackend::copy_all(std::span<const CopyArgs> all) {
+  for (AttentionPlan& plan : plans_) plan.is_ready = false;  // these may be another batch's arrays
   // One kernel takes less time than the copy engine's start, which each copy would wait for.
   cuda::CopyCall call;
   OperationCost cost;
@@ -518,17 +531,25 @@ Status CudaBackend::reserve(const StepReserve& most) {
   call.sequences = most.sequences;
   call.deterministic = options_.deterministic;
   heads_ = most.heads;
-  size_t attention = 0;
+  size_t attention = 0, plan_bytes = 0;
   for (const cuda::KvType type : {cuda::KvType::kF16, cuda::KvType::kE4m3}) {  // the cache comes later
     call.cache.type = type;
     NFP_ASSIGN_OR_RETURN(cuda::DecodeNeeds needs, cuda::decode_needs(call));
     if (options_.deterministic) needs = {cuda::kPrefillWorkspaceBytes, 0};  // see attend()
     attention = std::max(attention, needs.workspace_bytes);
+    plan_bytes = std::max(plan_bytes, needs.plan_bytes);
     most_rotated_[static_cast<size_t>(type)] = needs.most_rotated;
   }
   if (attention_workspace_.bytes() < attention) {
     attention_workspace_.reset();
     NFP_ASSIGN_OR_RETURN(attention_workspace_, allocate(attention));
+  }
+  for (AttentionPlan& plan : plans_) {
+    plan.call.reset();
+    plan.is_ready = false;
+    if (plan.memory.bytes() >= plan_bytes) continue;
+    plan.memory.reset();
+    NFP_ASSIGN_OR_RETURN(plan.memory, allocate(plan_bytes));
   }
   return synchronize();
 }
@@ -593,6 +614,7 @@ void CudaBackend::embed(const EmbedArgs& args) {
   lengths_ = {profiler_.keep(batch.query_start, static_cast<size_t>(batch.sequences) + 1, stream_),
               profiler_.keep(batch.context, static_cast<size_t>(batch.sequences), stream_)};
   const auto timed = profiler_.time(stage::kEmbed, stream_, [args] { return cost_of(args, kForm); });
+  plan_attention(batch);
   const CudaWeight& table = device_weight(args.table);
   const cuda::WeightSegment& segment = table.segments().front();
   cuda::EmbeddingTable from{.vocab = table.n(), .hidden = table.k()};
@@ -824,6 +846,37 @@ int32_t CudaBackend::launch_context(const KvCache& cache, int32_t sequences, int
   return context.ok() ? *context : 0;
 }
 
+// The layers of a decode step with the same window find their parts of the batch alike: once for all of them, where the
+// step begins. Which windows a model has is learnt from its first step.
+void CudaBackend::plan_attention(const BatchView& batch) {
+  for (AttentionPlan& plan : plans_) {
+    if (!plan.call.has_value() || !is_decode(batch)) continue;
+    cuda::AttentionCall& call = *plan.call;
+    call.query_start = batch.query_start;
+    call.context = batch.context;
+    call.block_table = batch.block_table;
+    call.table_width = batch.table_width;
+    call.likely_context = batch.launch_context;
+    call.sequences = call.tokens = batch.sequences;
+    const Result<bool> planned = cuda::plan_decode(call, plan.memory.data(), stream_);
+    plan.is_ready = planned.ok() && *planned;
+    if (!planned.ok()) keep(planned.error());
+  }
+}
+
+const void* CudaBackend::plan_of(const cuda::AttentionCall& call, const BatchView& batch) {
+  if (!is_decode(batch)) return nullptr;
+  for (AttentionPlan& plan : plans_) {
+    if (!plan.call.has_value()) {
+      plan.call = call;
+      plan.call->rotation = {};
+      return nullptr;
+    }
+    if (plan.call->window == call.window) return plan.is_ready ? plan.memory.data() : nullptr;
+  }
+  return nullptr;
+}
+
 void CudaBackend::attend(cuda::AttentionCall call, const AttentionArgs& args, const std::optional<RopeArgs>& rotated) {
   const BatchView& batch = args.batch;
   // Where results must not depend on how a sequence was cut into steps, one kernel computes all of them.
@@ -832,6 +885,7 @@ void CudaBackend::attend(cuda::AttentionCall call, const AttentionArgs& args, co
     call.sequences = call.tokens = single;
     // Steps begin with a copy, so only this step's keys may still be on their way.
     call.early_cache_reads = !batch.fresh_keys;
+    call.plan = plan_of(call, batch);
     const auto timed = profiler_.time(rotated ? stage::kRopeDecodeAttention : stage::kDecodeAttention, stream_,
                                       [args, rotated, single, lengths = lengths_] {
                                         return rotated ? cost_of(*rotated, args, kForm, lengths)

@@ -241,7 +241,10 @@ struct DecodeKernels {
 
 Result<DecodeKernels> decode_kernels(const AttentionCall& c) {
   const int dim = padded_dim(c.head_dim), rows = padded_rows(c.heads / c.kv_heads);
-  DecodeKernels k{decode_kernel(dim, rows, c.cache.type), decode_rows_kernel(dim, rows, c.cache.type), {}, {}};
+  DecodeKernels k{decode_kernel(dim, rows, c.cache.type),
+                  decode_rows_kernel(dim, rows, c.cache.type, c.rotation.cos_sin != nullptr),
+                  {},
+                  {}};
   NFP_ASSIGN_OR_RETURN(k.device, residency(k.blocks));
   if (k.warps.function != nullptr) {
     NFP_ASSIGN_OR_RETURN(k.warps_device, residency(k.warps));
@@ -299,7 +302,8 @@ Result<DecodeNeeds> decode_needs(const AttentionCall& c) {
   NFP_RETURN_IF_ERROR(check_shape(c));
   NFP_ASSIGN_OR_RETURN(const DecodeKernels k, decode_kernels(c));
   const bool rotates = can_rotate(c) && !c.deterministic;
-  return DecodeNeeds{workspace_bytes(c, k.spans()), rotates ? most_cut_for_blocks(c, k.warps_device) : 0};
+  return DecodeNeeds{workspace_bytes(c, k.spans()), rotates ? most_cut_for_blocks(c, k.warps_device) : 0,
+                     plan_bytes(k.spans())};
 }
 
 Result<int> launch_context(const AttentionCall& call, int longest) {
@@ -359,9 +363,27 @@ Status check_prefill(const AttentionCall& c) {
   return ok_status();
 }
 
+Result<bool> plan_decode(const AttentionCall& c, void* plan, CUstream_st* stream) {
+  NFP_ASSIGN_OR_RETURN(const DecodeKernels k, checked_kernels(c));
+  if (plan == nullptr || !aligned(plan, 16)) return error(ErrorCode::kUsage, "attention: plan must be 16-byte aligned");
+  const DecodeLaunch launched = decode_launch(c, k);
+  if (launched.cluster > 0 || c.head_dim > 128) return false;  // parts of a row need no search; no registers
+  DecodeParams p{};
+  p.a = make_params(c);
+  p.deterministic = c.deterministic;
+  p.bundle = bundle_of(c.kv_heads);
+  int units = static_cast<int>(launched.grid) * (launched.warps ? kDecodeWarps : 1);
+  bool warps = launched.warps;
+  void* arguments[] = {&p, &units, &warps, &plan};
+  const LaunchShape shape{.grid = (units + kPlanWarps - 1) / kPlanWarps, .block = kPlanWarps * 32};
+  NFP_RETURN_IF_ERROR(launch("attention", plan_decode_function(), shape, arguments, stream));
+  return true;
+}
+
 Status run_decode(const AttentionCall& c, CUstream_st* stream) {
   NFP_ASSIGN_OR_RETURN(const DecodeKernels k, checked_kernels(c));
   DecodeParams p{};
+  p.plan = c.plan;
   p.a = make_params(c);
   p.rotation = make_rotation(c);
   p.arrivals = static_cast<uint32_t*>(c.workspace);

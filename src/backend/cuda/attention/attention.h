@@ -76,6 +76,9 @@ struct AttentionCall {
   // (Prefill's always does.)
   bool deterministic = false;
   DecodeCut cut = DecodeCut::kAuto;  // not deterministic; for tests and measurements
+  // Decode: what plan_decode() left of a call that differs in layers' pointers and the rotation alone, and was complete
+  // before the kernel ahead of this one could start; null = each thread block finds its part of the batch itself.
+  const void* plan = nullptr;
   // At least what decode_needs() says, or for prefill kPrefillWorkspaceBytes; 16-byte aligned, zeroed before the first
   // call that uses it; each call leaves it fit for the next, of either kind.
   void* workspace = nullptr;
@@ -103,6 +106,7 @@ struct DecodeNeeds {
   // Up to so many sequences a rotation is quicker than a kernel of its own before: not where warps have spans of their
   // own, whose rows are so short that they wait for the new token. 0 where it cannot be.
   int most_rotated = 0;
+  size_t plan_bytes = 0;
 };
 Result<DecodeNeeds> decode_needs(const AttentionCall& call);
 
@@ -110,6 +114,11 @@ Result<DecodeNeeds> decode_needs(const AttentionCall& call);
 // best for contexts up to `longest`: the same for all with one launch, 0 where that is also the launch for what the
 // table holds.
 Result<int> launch_context(const AttentionCall& call, int longest);
+
+// For decode calls over one batch, as a step's layers are: finds the parts of the batch once for all of them, into
+// `plan` (device, 16-byte aligned, DecodeNeeds::plan_bytes), by one kernel that is no programmatic dependent. False:
+// such calls gain nothing by it, and nothing is enqueued.
+Result<bool> plan_decode(const AttentionCall& call, void* plan, CUstream_st* stream);
 
 // Each enqueues one kernel: no allocation, no synchronisation. kUsage for shapes and pointers that do not fit, which
 // check_decode() and check_prefill() tell before.

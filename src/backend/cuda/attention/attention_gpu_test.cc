@@ -468,6 +468,46 @@ TEST_P(AttentionShapesGpu, DecodeOfNoKeysIsZeros) {
   }
 }
 
+// Calls that find their part of the batch in a plan give the same bits as those that find it themselves.
+TEST_P(AttentionShapesGpu, APlanChangesNothing) {
+  std::mt19937 random(12);
+  const auto integer = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  bool planned_any = false;
+  for (const size_t sequences : {3, 20, 64, 70}) {
+    std::vector<Sequence> all(sequences);
+    for (Sequence& s : all) s = {1, integer(0, 9) == 0 ? 0 : integer(1, integer(0, 5) == 0 ? 900 : 180)};
+    const Batch batch(GetParam(), all, 13);
+    AttentionCall call = batch.call(0, batch.sequences());
+    for (const bool deterministic : {false, true}) {
+      call.deterministic = deterministic;
+      const DeviceCopy<uint8_t> workspace(zeroed_workspace(call));
+      attach(call, workspace);
+      const DeviceCopy<uint8_t> plan(std::vector<uint8_t>(decode_needs(call)->plan_bytes, 0xff));
+      for (const DecodeCut cut : {DecodeCut::kAuto, DecodeCut::kBlocks, DecodeCut::kWarps}) {
+        SCOPED_TRACE(testing::Message() << sequences << " sequences, cut " << static_cast<int>(cut)
+                                        << (deterministic ? ", deterministic" : ""));
+        call.cut = cut;
+        call.plan = nullptr;
+        batch.poison();
+        ASSERT_TRUE(run_decode(call, nullptr).ok());
+        const std::vector<uint16_t> own = batch.out();
+        const Result<bool> planned = plan_decode(call, plan.get(), nullptr);
+        ASSERT_TRUE(planned.ok());
+        planned_any |= *planned;
+        if (!*planned) continue;
+        call.plan = plan.get();
+        for (const bool early : {false, true}) {
+          call.early_cache_reads = early;
+          batch.poison();
+          ASSERT_TRUE(run_decode(call, nullptr).ok());
+          EXPECT_EQ(batch.out(), own);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(planned_any, GetParam().head_dim <= 128);
+}
+
 // Contexts that launch_context() does not tell apart are few classes, each named by a context that holds it.
 TEST_F(AttentionGpu, LaunchContextsAreFewAndHoldTheLongest) {
   AttentionCall call;

@@ -57,8 +57,9 @@ struct DecodeParams {
   float* partials;     // deterministic: slots of (rows * (dim + 2)) floats
   float* exchange;     // otherwise: such slots, zero between calls (decode_exchange.cuh)
   bool deterministic;
-  int cluster;  // blocks that share each row; 0 = balanced spans
-  int bundle;   // of spans of warps: KV heads of a sequence whose rows are cut alike: decode_walk.cuh
+  int cluster;       // blocks that share each row; 0 = balanced spans
+  int bundle;        // of spans of warps: KV heads of a sequence whose rows are cut alike: decode_walk.cuh
+  const void* plan;  // DecodeStart of every block or warp (decode_walk.cuh), or null
 };
 
 // The decode kernels of these head dimensions can rotate (decode_rotate.cuh); those of 256 have no registers left.
@@ -83,7 +84,12 @@ struct AttentionKernel {
 
 // dim: 64, 128 or 256, at least head_dim; rows: heads of the mma tile, 8 or 16, at least the group.
 AttentionKernel decode_kernel(int dim, int rows, KvType type);
-AttentionKernel decode_rows_kernel(int dim, int rows, KvType type);  // for many rows: see decode_rows.cuh; may be none
+// For many rows: see decode_rows.cuh; may be none.
+AttentionKernel decode_rows_kernel(int dim, int rows, KvType type, bool rotates);
+// (DecodeParams, units, whether they are warps, DecodeStart* [units]), a warp a unit.
+const void* plan_decode_function();
+inline constexpr int kPlanWarps = 4;  // of a block
+size_t plan_bytes(int units);
 
 // Query rows of a tile: a token's heads that share a KV head are neighbours in it.
 inline constexpr int kPrefillRows = 128;

@@ -52,8 +52,8 @@ __device__ __forceinline__ uint32_t decode_thread() {
 }
 
 // Tile `tile` of the walk's row, from cache block `block`, into a stage: keys, then values. Rows past the context
-// become zeros, since what is there may be no number. Row `left_out` is left alone; -1 = none.
-template <int kDim, KvType kKv>
+// become zeros, since what is there may be no number. With kRotates row `left_out` is left alone; -1 = none.
+template <int kDim, KvType kKv, bool kRotates>
 __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const DecodeWalk& walk, int tile, int block,
                                                  uint32_t stage, int left_out) {
   using Tile = KvTile<kDim, kKv>;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const De
   const uint8_t* v = p.a.values + start;
   const int rows = walk.context - key;
   // Nearly always, and with few instructions.
-  if (kDim <= 128 && rows >= kDecodeTile && left_out < 0 && p.a.head_dim == kDim) {
+  if (kDim <= 128 && rows >= kDecodeTile && (!kRotates || left_out < 0) && p.a.head_dim == kDim) {
     const uint32_t first = stage + Tile::byte(row0, chunk);
 #pragma unroll
     for (int i = 0; i < kDecodeTile / kRowsAtOnce; ++i) {
@@ -86,7 +86,7 @@ __device__ __forceinline__ void load_decode_tile(const DecodeParams& p, const De
   for (int i = 0; i < kDecodeTile / kRowsAtOnce; ++i) {
     const int row = row0 + i * kRowsAtOnce;
     const uint32_t to = stage + Tile::byte(row, chunk);
-    if (kCanRotate<kDim, kKv> && row == left_out) continue;
+    if (kRotates && row == left_out) continue;
     ptx::copy_async_16_once(to, k + i * kRowsAtOnce * row_bytes, row < rows);
     ptx::copy_async_16_once(to + kDecodeTile * Tile::kRowBytes, v + i * kRowsAtOnce * row_bytes, row < rows);
   }
@@ -233,7 +233,7 @@ struct DecodeState {
 
 // One warp's copies into its ring. Their walk runs kStages tiles ahead of the sums'; what it needs of the block table
 // is read one tile before that. The warp takes every kStep-th tile of a piece, from `first`.
-template <int kDim, KvType kKv, int kStages, int kStep, bool kBundles>
+template <int kDim, KvType kKv, int kStages, int kStep, bool kBundles, bool kRotates>
 struct DecodeLoader {
   static constexpr int kStageBytes = 2 * kDecodeTile * KvTile<kDim, kKv>::kRowBytes;
   DecodeWalk walk;
@@ -248,24 +248,26 @@ struct DecodeLoader {
   uint32_t early_stage;
   NewToken<kDim, kKv> early_token;
 
+  // The cache block of tile start.begin + first_tile, where it is known; else -1.
   __device__ __forceinline__ DecodeLoader(const DecodeParams& p, const DecodeWalk& start, int first_tile,
-                                          uint32_t ring_address)
+                                          int first_block, uint32_t ring_address)
       : walk(start), ring(ring_address), first(first_tile), tile(start.begin + first_tile), fetched(false) {
     waited = !p.a.early_cache_reads;
-    rotates = kCanRotate<kDim, kKv> && p.rotation.cos_sin != nullptr;
+    rotates = kRotates && p.rotation.cos_sin != nullptr;
     if (rotates) prefetch_rotation<kDim>(p, walk.context);
+    const bool known = first_block >= 0 && tile < walk.end;
     settle(p);
-    block = look_up(p);
+    block = known ? first_block : look_up(p);
 #pragma unroll 1
     for (int stage = 0; stage < kStages; ++stage) load_next(p, stage);
     wait(p);
-    if constexpr (kCanRotate<kDim, kKv>) {
+    if constexpr (kRotates) {
       if (early.context > 0) early_token.fetch(p, early.token, early.head);
     }
   }
   // Once all that the kernel before has left is asked for.
   __device__ __forceinline__ void finish_early(const DecodeParams& p) {
-    if constexpr (kCanRotate<kDim, kKv>) {
+    if constexpr (kRotates) {
       if (early.context > 0) early_token.append(p, early, early_stage);
     }
   }
@@ -277,8 +279,8 @@ struct DecodeLoader {
       const bool is_early = appends && !waited && early.context == 0;
       if (is_last && !is_early) wait(p);
       const uint32_t to = ring + stage * kStageBytes;
-      load_decode_tile<kDim, kKv>(p, walk, tile, block, to, appends ? (walk.context - 1) % kDecodeTile : -1);
-      if constexpr (kCanRotate<kDim, kKv>) {
+      load_decode_tile<kDim, kKv, kRotates>(p, walk, tile, block, to, appends ? (walk.context - 1) % kDecodeTile : -1);
+      if constexpr (kRotates) {
         const NewRow row = {walk.token, walk.head, walk.context, block};
         if (is_early) {
           early = row;
@@ -302,7 +304,7 @@ struct DecodeLoader {
   }
   __device__ __forceinline__ void fetch(const DecodeParams& p) {
     if (!rotates || fetched || !waited || walk.done) return;
-    if constexpr (kCanRotate<kDim, kKv>) token.fetch(p, walk.token, walk.head);
+    if constexpr (kRotates) token.fetch(p, walk.token, walk.head);
     fetched = true;
   }
   __device__ __forceinline__ void settle(const DecodeParams& p) {
@@ -418,17 +420,19 @@ __global__ __launch_bounds__(kDecodeWarps * 32, DecodeLayout<kDim, kRows, kKv>::
 
   ptx::launch_dependents();
   if (!p.a.early_cache_reads) ptx::dependency_wait();
-  int span = 0, busy = 0, cluster_blocks = 0;
-  DecodeWalk walk = p.cluster > 0 ? share_row(p, static_cast<int>(ptx::cluster_rank()), cluster_blocks)
-                                  : start_walk<false>(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
-                                                      p.deterministic ? 1 : kLeastDecodeSpan, span, busy);
+  int span = 0, busy = 0, cluster_blocks = 0, first_block = -1;
+  DecodeWalk walk = p.cluster > 0
+                        ? share_row(p, static_cast<int>(ptx::cluster_rank()), cluster_blocks)
+                        : planned_walk<kDim, false>(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), warp,
+                                                    span, busy, first_block);
   // A block without work leaves at once, unless its cluster adds up something: there is one with work, which waits for
   // the kernel before, and the next kernel finds the room. (A cluster's barriers wait for nobody who has left.)
   if (p.cluster > 0 ? cluster_blocks <= kFewDecodeBlocks && walk.begin == walk.end
                     : static_cast<int>(blockIdx.x) >= busy)
     return;
   clear_unwritten<kDim, Layout::kWarpBytes>(p, ring);
-  DecodeLoader<kDim, kKv, Layout::kStages, kDecodeWarps, false> loader(p, walk, warp, ring);
+  DecodeLoader<kDim, kKv, Layout::kStages, kDecodeWarps, false, kCanRotate<kDim, kKv>> loader(p, walk, warp,
+                                                                                              first_block, ring);
 
   DecodeState<kDim, kHalves, kKv> state;
   state.load_q(p, walk.token, walk.head);

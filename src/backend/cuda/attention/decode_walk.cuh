@@ -18,7 +18,7 @@ struct DecodeWalk {
   int begin, end;           // the piece, in tiles of the row
   int left;                 // work of the span behind the piece
   int row_start;            // work before the row, in the whole batch, a bundle's counted once
-  bool done;
+  int done;
 
   static __device__ __forceinline__ int first_visible_tile(const DecodeParams& p, int context) {
     return context > p.a.window ? (context - p.a.window) / kDecodeTile : 0;
@@ -115,6 +115,39 @@ __device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int unit
   walk.begin = p.deterministic ? offset * DecodeWalk::chunk(walk.tiles) : offset;
   walk.take(p);
   return walk;
+}
+
+// What start_walk() finds for a block or a warp, kept for all calls over a batch (plan_decode), and the cache blocks of
+// the first tiles. It is more than a microsecond's work, most of it waiting, where another load is done at once.
+struct alignas(16) DecodeStart {
+  DecodeWalk walk;
+  int span, busy;
+  int block[kDecodeWarps];  // of tiles walk.begin, walk.begin + 1, ...
+};
+
+template <bool kBundles>
+__device__ __forceinline__ DecodeWalk find_walk(const DecodeParams& p, int unit, int units, int& span, int& busy) {
+  return start_walk<kBundles>(p, unit, units,
+                              kBundles          ? kLeastRowsSpan
+                              : p.deterministic ? 1
+                                                : kLeastDecodeSpan,
+                              span, busy);
+}
+
+// find_walk(), or what the plan has of it; then `block` is that of tile walk.begin + tile, else -1.
+template <int kDim, bool kBundles>
+__device__ __forceinline__ DecodeWalk planned_walk(const DecodeParams& p, int unit, int units, int tile, int& span,
+                                                   int& busy, int& block) {
+  block = -1;
+  if (kDim > 128 || p.plan == nullptr) return find_walk<kBundles>(p, unit, units, span, busy);
+  const auto* start = static_cast<const DecodeStart*>(p.plan) + unit;
+  span = __ldg(&start->span);
+  busy = __ldg(&start->busy);
+  block = __ldg(&start->block[tile]);
+  const DecodeWalk& walk = start->walk;
+  return {__ldg(&walk.sequence),   __ldg(&walk.head),      __ldg(&walk.token), __ldg(&walk.context),
+          __ldg(&walk.first_tile), __ldg(&walk.tiles),     __ldg(&walk.begin), __ldg(&walk.end),
+          __ldg(&walk.left),       __ldg(&walk.row_start), __ldg(&walk.done)};
 }
 
 // The part of a row for this block of its cluster, maybe none. The first `blocks` have some.

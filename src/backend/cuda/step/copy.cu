@@ -43,9 +43,8 @@ __global__ __launch_bounds__(kCopyThreads) void soft_cap_kernel(const SoftCapPar
   }
 }
 
-// A word a thread: host memory answers late, so all of it is asked for at once.
+// A word a thread: host memory answers late, so all of it is asked for at once. No kernel begins before this one ends.
 __global__ __launch_bounds__(kCopyThreads) void copy_kernel(const CopyCall c) {
-  ptx::launch_dependents();
   const CopyCall::Piece& piece = c.piece[blockIdx.y];
   const auto words = static_cast<uint32_t>(piece.bytes / 4), rows = static_cast<uint32_t>(piece.rows);
   const uint32_t i = blockIdx.x * kCopyThreads + threadIdx.x;

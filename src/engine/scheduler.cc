@@ -7,10 +7,6 @@ namespace nfp {
 
 namespace {
 
-bool goes_before(const Sequence& a, const Sequence& b) {
-  return a.request.priority != b.request.priority ? a.request.priority < b.request.priority : a.serial < b.serial;
-}
-
 // Whether `reader` may use what `writer` computes.
 bool may_give_prefix(const Sequence& writer, const Sequence& reader) {
   return writer.wants_exact() || !reader.wants_exact();
@@ -23,10 +19,13 @@ void Scheduler::queue_up(std::unique_ptr<Sequence> sequence) {
     free_views_.push_back(static_cast<uint32_t>(views_.size()));
     views_.emplace_back();
   }
-  const auto before = [&](const Sequence& one, const Waiting& other) { return goes_before(one, *other.sequence); };
-  const auto place = std::upper_bound(waiting_.begin(), waiting_.end(), *sequence, before);
-  waiting_.insert(place, {std::move(sequence), free_views_.back()});
-  views_[free_views_.back()].current = false;
+  const uint32_t view = free_views_.back();
+  const int32_t priority = sequence->request.priority;
+  const uint64_t serial = sequence->serial;
+  Waiting waiting{std::move(sequence), view, priority, serial};
+  const auto before = [](const Waiting& one, const Waiting& other) { return one.goes_before(other); };
+  waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), waiting, before), std::move(waiting));
+  views_[view].current = false;
   free_views_.pop_back();
 }
 
@@ -36,6 +35,19 @@ std::unique_ptr<Sequence> Scheduler::take_waiting(size_t index) {
   free_views_.push_back(place->view);
   waiting_.erase(place);
   return taken;
+}
+
+std::deque<Scheduler::Waiting>::iterator Scheduler::find_waiting(const Sequence& sequence) {
+  const Waiting wanted{nullptr, 0, sequence.request.priority, sequence.serial};
+  const auto before = [](const Waiting& one, const Waiting& other) { return one.goes_before(other); };
+  const auto place = std::lower_bound(waiting_.begin(), waiting_.end(), wanted, before);
+  return place != waiting_.end() && place->sequence.get() == &sequence ? place : waiting_.end();
+}
+
+void Scheduler::close_gaps() {
+  if (gaps_ == 0) return;
+  std::erase_if(waiting_, [](const Waiting& waiting) { return waiting.sequence == nullptr; });
+  gaps_ = 0;
 }
 
 bool Scheduler::enqueue(std::unique_ptr<Sequence>& sequence) {
@@ -199,6 +211,7 @@ void Scheduler::count_prefill(StepPlan& plan) {
 
 StepPlan Scheduler::schedule() {
   StepPlan plan;
+  close_gaps();
 
   for (size_t i = 0; i < running_.size() && plan.tokens < limits_.max_step_tokens;) {
     Sequence& sequence = *running_[i];
@@ -300,6 +313,7 @@ void Scheduler::look(Sequence& sequence, View& view) const {
 }
 
 std::span<SequenceState> Scheduler::states() {
+  close_gaps();
   const size_t all = running_.size() + waiting_.size();
   states_.resize(all);
   viewed_.resize(all);
@@ -442,13 +456,14 @@ void Scheduler::take_back(const StepPlan& plan) {
 
 std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence) {
   const auto runs = [&](const std::unique_ptr<Sequence>& other) { return other.get() == sequence; };
-  const auto waits = [&](const Waiting& other) { return other.sequence.get() == sequence; };
   std::unique_ptr<Sequence> taken;
-  if (auto place = std::find_if(running_.begin(), running_.end(), runs); place != running_.end()) {
+  if (const auto queued = find_waiting(*sequence); queued != waiting_.end()) {
+    taken = std::move(queued->sequence);
+    free_views_.push_back(queued->view);
+    ++gaps_;
+  } else if (const auto place = std::find_if(running_.begin(), running_.end(), runs); place != running_.end()) {
     taken = std::move(*place);
     running_.erase(place);
-  } else if (auto queued = std::find_if(waiting_.begin(), waiting_.end(), waits); queued != waiting_.end()) {
-    taken = take_waiting(static_cast<size_t>(queued - waiting_.begin()));
   }
   if (taken) give_back(*taken);
   return taken;

@@ -70,7 +70,8 @@ class Scheduler {
         blocks_(blocks),
         least_prefix_(static_cast<size_t>((kLeastPrefix + blocks->block_size() - 1) / blocks->block_size())) {}
 
-  // False when the queue is full (the sequence is left untouched).
+  // False when the queue is full (the sequence is left untouched). Its serial and its priority stay as they are while
+  // it is here.
   bool enqueue(std::unique_ptr<Sequence>& sequence);
   // Plans one step, by priority, then first come, first served. Blocks for all its tokens are allocated on return.
   StepPlan schedule();
@@ -98,7 +99,7 @@ class Scheduler {
   std::unique_ptr<Sequence> remove(Sequence* sequence);
 
   int32_t running() const { return static_cast<int32_t>(running_.size()); }
-  int32_t waiting() const { return static_cast<int32_t>(waiting_.size()); }
+  int32_t waiting() const { return static_cast<int32_t>(waiting_.size() - gaps_); }
   const SchedulerLimits& limits() const { return limits_; }
   uint64_t preemptions() const { return preemptions_; }
   uint64_t prefix_queries() const { return prefix_queries_; }  // prompt tokens looked up
@@ -121,11 +122,20 @@ class Scheduler {
     uint64_t compared_with = 0;
   };
   struct Waiting {
-    std::unique_ptr<Sequence> sequence;
-    uint32_t view = 0;  // index in views_
+    std::unique_ptr<Sequence> sequence;  // null: it was removed, and leaves a gap
+    uint32_t view = 0;                   // index in views_
+    int32_t priority = 0;                // the sequence's, also of a gap
+    uint64_t serial = 0;
+    bool goes_before(const Waiting& other) const {
+      return priority != other.priority ? priority < other.priority : serial < other.serial;
+    }
   };
   void queue_up(std::unique_ptr<Sequence> sequence);
   std::unique_ptr<Sequence> take_waiting(size_t index);
+  // Of a sequence that may wait: its place, or the end.
+  std::deque<Waiting>::iterator find_waiting(const Sequence& sequence);
+  // Before a step is planned: many that are removed at once cost one pass over the others.
+  void close_gaps();
   static SequenceState state_of(const Sequence& sequence, bool running);
   // Makes the view of a waiting sequence anew.
   void look(Sequence& sequence, View& view) const;
@@ -158,6 +168,7 @@ class Scheduler {
   size_t least_prefix_;                             // kLeastPrefix in blocks
   std::vector<std::unique_ptr<Sequence>> running_;  // by priority, then in order of admission
   std::deque<Waiting> waiting_;                     // by priority, then in order of arrival
+  size_t gaps_ = 0;                                 // of these
   std::vector<View> views_;                         // of waiting ones, in no order
   std::vector<uint32_t> free_views_;
   std::vector<SequenceState> states_;

@@ -144,6 +144,51 @@ TEST(Scheduler, APromptWaitsUntilAllOfItHasRoom) {
   EXPECT_EQ(bench.scheduler.preemptions(), 0u);
 }
 
+TEST(Scheduler, ThoseThatStayKeepTheirOrderWhoeverIsRemoved) {
+  for (uint32_t seed = 0; seed < 20; ++seed) {
+    std::mt19937 random(seed);
+    const auto draw = [&](int32_t below) { return static_cast<int32_t>(random() % static_cast<uint32_t>(below)); };
+    Bench bench(100, {.max_sequences = 3, .max_step_tokens = 20, .max_queue = 50});
+    std::vector<Sequence*> waiting;  // by priority, then in order of arrival
+    for (int round = 0; round < 30; ++round) {
+      for (int32_t i = draw(12); i > 0; --i) {
+        auto sequence = std::make_unique<Sequence>();
+        sequence->serial = bench.serial++;
+        sequence->request.priority = draw(3) - 1;
+        sequence->request.prompt = sequence->tokens = std::vector<int32_t>(5, static_cast<int32_t>(bench.serial));
+        Sequence* const raw = sequence.get();
+        ASSERT_EQ(bench.scheduler.enqueue(sequence), waiting.size() < 50);
+        if (sequence) continue;
+        const auto before = [](const Sequence* a, const Sequence* b) {
+          return a->request.priority < b->request.priority;
+        };
+        waiting.insert(std::upper_bound(waiting.begin(), waiting.end(), raw, before), raw);
+      }
+      for (int32_t i = draw(20); i > 0 && !waiting.empty(); --i) {
+        const auto place = waiting.begin() + draw(static_cast<int32_t>(waiting.size()));
+        Sequence* const removed = *place;
+        EXPECT_EQ(bench.scheduler.remove(removed).get(), removed);
+        waiting.erase(place);
+      }
+      ASSERT_EQ(bench.scheduler.waiting(), static_cast<int32_t>(waiting.size()));
+      if (draw(2) == 0) {
+        bench.scheduler.states();
+        ASSERT_EQ(bench.scheduler.sequences(), waiting);
+      } else {
+        const StepPlan plan = bench.scheduler.schedule();
+        ASSERT_LE(plan.admitted.size(), waiting.size());
+        for (Sequence* const admitted : plan.admitted) {
+          ASSERT_EQ(admitted, waiting.front());
+          waiting.erase(waiting.begin());
+          bench.scheduler.remove(admitted);
+        }
+      }
+    }
+    EXPECT_EQ(bench.scheduler.running(), 0);
+    EXPECT_EQ(bench.blocks.in_use(), 0);
+  }
+}
+
 TEST(Scheduler, AdmitsByPriorityThenArrivalAndPreemptsTheLeastImportant) {
   Bench bench(100, {.max_sequences = 3, .max_step_tokens = 64});
   Sequence* first = bench.add(4, 0);
@@ -248,8 +293,8 @@ TEST(Scheduler, StatesOfWaitingSequencesTellWhatThePrefixCacheHas) {
   EXPECT_EQ(waiting(), std::pair(0, 12));
   for (const int32_t block : taken) bench.blocks.release(block);
   Sequence* other = bench.add(30);
-  other->request.priority = -1;
   std::unique_ptr<Sequence> first = bench.scheduler.remove(other);
+  first->request.priority = -1;
   bench.scheduler.enqueue(first);
   bench.run(/*exact=*/false);
   EXPECT_EQ(waiting(), std::pair(8, 4));

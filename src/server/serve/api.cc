@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <span>
 
 #include "base/log.h"
 #include "server/serve/api_call.h"
@@ -53,6 +54,14 @@ bool is_json(std::string_view content_type) {
 // As the clients of this path know errors.
 http::Response shaped_error(std::string_view path, const ApiError& error) {
   return path.starts_with("/v1/messages") ? anthropic_error_response(error) : error_response(error);
+}
+
+// For an error, which stays short.
+std::string served_names(std::span<const std::string> names) {
+  constexpr size_t kMost = 16;
+  std::string text = fmt::format("'{}'", fmt::join(names.first(std::min(names.size(), kMost)), "', '"));
+  if (names.size() > kMost) text += fmt::format(" and {} more, which /v1/models lists", names.size() - kMost);
+  return text;
 }
 
 }  // namespace
@@ -376,8 +385,8 @@ std::optional<Json> Api::json_body(Call& call) const {
 MaybeError Api::check_model(const std::string& name) const {
   if (name.empty() || state()->model.knows(name)) return std::nullopt;
   return ApiError{404,
-                  fmt::format("the model '{}' does not exist here; this server serves '{}'", name.substr(0, 200),
-                              state()->model.name()),
+                  fmt::format("the model '{}' does not exist here; this server serves {}", name.substr(0, 200),
+                              served_names(state()->model.facts().names)),
                   "model", "model_not_found"};
 }
 

@@ -81,7 +81,7 @@ class ApiTest : public ::testing::Test {
     if (!policy_) policy_ = std::move(*parse_policy("threshold:1024"));
     auto engine = std::make_unique<Engine>(options, runner_.get(), *tokenizer, std::move(policy_));
     ServedModel::Facts facts;
-    facts.names = {"m", "org/m"};
+    facts.names = names_;
     facts.root = "m";
     facts.tokenizer = *tokenizer;
     facts.chat_template = chat_template_;
@@ -172,6 +172,7 @@ class ApiTest : public ::testing::Test {
 
   std::unique_ptr<PrecisionPolicy> policy_;  // of the next start(); null: one that refuses nothing
   std::string chat_template_ = kChatMlTemplate;
+  std::vector<std::string> names_ = {"m", "org/m"};
   GrammarLimits grammar_limits_;
   std::shared_ptr<http::ByteBudget> budget_;  // of all requests; none: whatever they want
   std::vector<std::shared_ptr<FakeExchange>> exchanges_;
@@ -643,6 +644,19 @@ TEST_F(ApiTest, ErrorsHaveOpenAisShape) {
             "context_length_exceeded");
   EXPECT_EQ(ask("/nowhere", "", 404)["error"]["code"], "not_found");
   EXPECT_EQ(send("DELETE", "/v1/models")->head.status, 405);
+}
+
+TEST_F(ApiTest, AnUnknownModelIsToldWhatIsServed) {
+  start();
+  const auto message = [&] {
+    return ask("/v1/completions", R"({"prompt":"a","model":"other"})", 404)["error"]["message"].get<std::string>();
+  };
+  EXPECT_EQ(message(), "the model 'other' does not exist here; this server serves 'm', 'org/m'");
+  TearDown();
+  names_.clear();
+  for (int i = 0; i < 20; ++i) names_.push_back(fmt::format("m{}", i));
+  start();
+  EXPECT_TRUE(message().ends_with("'m14', 'm15' and 4 more, which /v1/models lists")) << message();
 }
 
 TEST_F(ApiTest, PrecisionIsAFieldAndAHeader) {

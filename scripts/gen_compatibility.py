@@ -116,8 +116,7 @@ REFUSED = {
         "chat_template": "the server's flag `--chat-template` chooses it", "mm_processor_kwargs": "text only"},
 }
 REFUSED_IN_TEXT = {name: "not implemented" for name in (
-    "allowed_token_ids", "bad_words", "logits_processors", "kv_transfer_params", "vllm_xargs", "guided_decoding_backend",
-    "guided_whitespace_pattern")} | {"use_beam_search": "there is no beam search"}
+    "logits_processors", "kv_transfer_params", "vllm_xargs", "guided_decoding_backend", "guided_whitespace_pattern")} | {"use_beam_search": "there is no beam search"}
 # Fields that openapi.json has and that do less than elsewhere, and what.
 NOTES = {
     ("ChatRequest", "store"): "only false: answers are not kept",

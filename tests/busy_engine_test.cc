@@ -112,6 +112,19 @@ Asked any_request(Draw& draw) {
   for (int32_t k = draw.one_in(2) ? 1 + draw.below(40) : 0; k > 0; --k) {
     p.stop_token_ids.push_back(3 + draw.below(290));
   }
+  const auto forbid = [&](int32_t most) {
+    std::vector<int32_t>& word = p.bad_words.emplace_back();
+    for (int32_t n = 1 + draw.below(most); n > 0; --n) word.push_back(3 + draw.below(290));
+  };
+  if (draw.one_in(4)) {
+    for (int32_t k = 100 + draw.below(200); k > 0; --k) p.allowed_token_ids.push_back(draw.below(kVocab));
+  }
+  if (draw.one_in(4)) {
+    // With hundreds of them many begin with any two tokens.
+    const int32_t most = draw.one_in(2) ? 1 : 2;
+    for (int32_t k = most == 1 ? 40 : 4000; k > 0; --k) forbid(most);
+    if (most == 2) std::erase_if(p.bad_words, [](const auto& word) { return word.size() == 1 && word[0] % 4 != 0; });
+  }
   p.logprobs = draw.one_in(2);
   if (p.logprobs) p.top_logprobs = draw.below(6);
   if (draw.one_in(4)) p.prompt_logprobs = draw.below(5);
@@ -141,6 +154,22 @@ void take(std::vector<RequestOutput> outputs, std::map<std::string, Got>& got) {
   }
 }
 
+// Whether an answer keeps to its request's allowed_token_ids and bad_words.
+bool obeys(const std::vector<OutputToken>& tokens, const SamplingParams& p) {
+  std::vector<int32_t> ids;
+  for (const OutputToken& token : tokens) {
+    ids.push_back(token.token);
+    const auto& allowed = p.allowed_token_ids;
+    if (!allowed.empty() && std::find(allowed.begin(), allowed.end(), ids.back()) == allowed.end()) return false;
+    for (const std::vector<int32_t>& word : p.bad_words) {
+      if (word.back() == ids.back() && ids.size() >= word.size() &&
+          std::equal(word.rbegin(), word.rend(), ids.rbegin()))
+        return false;
+    }
+  }
+  return true;
+}
+
 using Told = std::vector<std::pair<int32_t, uint32_t>>;  // numbers as their bits
 
 Told told(const std::vector<OutputToken>& tokens) {
@@ -163,18 +192,22 @@ std::unique_ptr<PrecisionPolicy> any_policy(Draw& draw) {
   return std::move(parse_policy(draw.one_in(2) ? "alternate:1" : "fp16", Precision::kFp8W8A8)).value();
 }
 
-TEST(BusyEngine, ExactAnswersAreThoseOfTheRequestAlone) {
+Result<std::unique_ptr<LoadedModel>> random_model() {
   const ScratchFolder folder;
   std::ofstream(folder.path() + "/config.json") << kConfig;
-  if (auto backend = make_backend(NFP_TEST_DEVICE, {.threads = 1}); !backend.ok()) {
-    GTEST_SKIP() << backend.error().message;
-  }
   LoadedModelOptions options;
   options.device = NFP_TEST_DEVICE;
   options.dummy = true;
   options.deterministic = true;
   options.threads = 1;
-  auto loaded = load(folder.path(), options);
+  return load(folder.path(), options);
+}
+
+TEST(BusyEngine, ExactAnswersAreThoseOfTheRequestAlone) {
+  if (auto backend = make_backend(NFP_TEST_DEVICE, {.threads = 1}); !backend.ok()) {
+    GTEST_SKIP() << backend.error().message;
+  }
+  auto loaded = random_model();
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
   uint64_t preemptions = 0, hits = 0, drafted = 0, accepted = 0;
   for (uint32_t seed = 0; seed < 40 && !HasFailure(); ++seed) {
@@ -231,12 +264,44 @@ TEST(BusyEngine, ExactAnswersAreThoseOfTheRequestAlone) {
       EXPECT_EQ(told(got.tokens), told(want.tokens));
       EXPECT_EQ(told(got.prompt), told(want.prompt));
       EXPECT_EQ(got.embedding, want.embedding);
+      EXPECT_TRUE(obeys(got.tokens, asked[i].sampling));
+      EXPECT_TRUE(obeys(together[std::to_string(i) + "b"].tokens, asked[i].sampling));
     }
   }
   EXPECT_GT(preemptions, 50u);
   EXPECT_GT(hits, 1000u);
   EXPECT_GT(accepted, 200u);
   EXPECT_GT(drafted, accepted);
+}
+
+// Drafts are drawn from the same tokens as what verifies them: else few of them would be right.
+TEST(BusyEngine, DraftsKeepToTheTokensThatMayCome) {
+  if (auto backend = make_backend(NFP_TEST_DEVICE, {.threads = 1}); !backend.ok()) {
+    GTEST_SKIP() << backend.error().message;
+  }
+  auto loaded = random_model();
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  Asked asked;
+  asked.prompt = {5, 6, 7};
+  asked.sampling.temperature = 0;
+  asked.sampling.max_tokens = 100;
+  asked.sampling.ignore_eos = true;
+  for (int32_t token = 3; token < 30; ++token) asked.sampling.allowed_token_ids.push_back(token);
+  for (int32_t token = 3; token < 30; token += 2) asked.sampling.bad_words.push_back({token});
+  EngineConfig config;
+  config.max_context = kContext;
+  config.kv_blocks = kContext / config.block_size;
+  config.speculative_tokens = 4;
+  config.speculative_always = true;
+  auto serving = make_engine(**loaded, config, std::move(parse_policy("fp16")).value());
+  ASSERT_TRUE(serving.ok()) << serving.error().message;
+  ASSERT_TRUE(serving->engine->submit(asked.request("a", false)).ok());
+  std::map<std::string, Got> got;
+  while (!serving->engine->idle()) take(serving->engine->step(), got);
+  EXPECT_EQ(got["a"].tokens.size(), 100u);
+  EXPECT_TRUE(obeys(got["a"].tokens, asked.sampling));
+  const EngineStats stats = serving->engine->stats();
+  EXPECT_GT(stats.accepted_tokens * 2, stats.drafted_tokens);
 }
 
 }  // namespace

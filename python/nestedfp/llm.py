@@ -25,7 +25,6 @@ from ._library import NestedFPError
 
 Prompt = str | Sequence[int] | dict[str, Any]
 
-_FORBIDDEN = -3e38  # a bias that no logit makes up for
 _MAX_ANSWERS = 16384  # to a prompt; vLLM's, too
 
 # Of vLLM's chat(), and here no keywords of the template: values with which they change nothing.
@@ -37,8 +36,7 @@ _CHAT_OF_VLLM = {"lora_request": None, "chat_template": None, "chat_template_con
 class SamplingParams:
     """How tokens are drawn; names and defaults are vLLM's. ``precision``: "auto" (the model's policy), "exact" (FP16
     steps only) or "fast" (FP8 whenever no other request of the step asks for more; never with an LLM of precision
-    "fp16"). ``bad_words`` are words of one token here, and ``structured_outputs`` is what this class has not: another
-    value than None is an error."""
+    "fp16"). ``structured_outputs`` is what this class has not: another value than None is an error."""
 
     n: int = 1  # answers to a prompt
     temperature: float = 1.0
@@ -54,6 +52,7 @@ class SamplingParams:
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -86,7 +85,7 @@ class SamplingParams:
 
     def _fields(self) -> dict[str, Any]:
         fields = dict(vars(self))
-        for name in ("n", "bad_words", "detokenize", "structured_outputs"):
+        for name in ("n", "detokenize", "structured_outputs"):
             del fields[name]
         fields["top_k"] = 0 if self.top_k == -1 else self.top_k
         fields["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
@@ -306,19 +305,6 @@ class LLM:
     def decode(self, ids: Sequence[int]) -> str:
         return self._engine.decode(_token_ids(ids))
 
-    def _forbid(self, fields: dict[str, Any], words: Sequence[str]) -> None:
-        """Biases against words, alone and behind a space."""
-        start = self.encode("")  # what every text begins with
-        for word in words:
-            tokens = [self.encode(space + word.lstrip()) for space in ("", " ")]
-            alone, behind = (ids[len(start):] if ids[:len(start)] == start else ids for ids in tokens)
-            if len(alone) != 1:
-                raise NestedFPError(USAGE, f"bad_words: {word!r} is {len(alone)} tokens of this model; only words of "
-                                           "one token can be forbidden")
-            for ids in (alone, behind):
-                if len(ids) == 1:
-                    fields["logit_bias"] = [*fields.get("logit_bias", []), [ids[0], _FORBIDDEN]]
-
     def _submit(self, prompt: Prompt, sampling: SamplingParams, made: dict[str, _Answer],
                 fresh: dict[str, _Answer]) -> None:
         """The requests of a prompt come into ``made`` by their names, the first of them the result's; each of them
@@ -349,8 +335,6 @@ class LLM:
             most, least = one.max_tokens, one.min_tokens
             if isinstance(most, int) and isinstance(least, int) and least <= most and most > room > 0:
                 del fields["max_tokens"]  # as vLLM has it, such an answer ends where the context is full
-            if sampling.bad_words:
-                self._forbid(fields, sampling.bad_words)
             name = result.request_id if i == 0 else f"{result.request_id}-{i}"
             made[name] = self._open[name] = _Answer(name, result, output, sampling.detokenize,
                                                     list(sampling.stop_token_ids or ()), fresh)

@@ -6,6 +6,7 @@
 
 #include "backend/sampling.h"
 #include "base/json_depth.h"
+#include "text/bad_word.h"
 
 namespace nfp::capi {
 namespace {
@@ -151,7 +152,7 @@ Result<std::vector<int32_t>> parse_ids(const Json& json, std::string_view field)
   return ids;
 }
 
-Result<Request> parse_request(const Json& json) {
+Result<Request> parse_request(const Json& json, const Tokenizer* tokenizer) {
   Request request;
   SamplingParams& p = request.sampling;
   Fields fields;
@@ -186,6 +187,21 @@ Result<Request> parse_request(const Json& json) {
   });
   fields.other("stop_token_ids", [&](const Json& value) -> Status {
     NFP_ASSIGN_OR_RETURN(p.stop_token_ids, parse_ids(value, "stop_token_ids"));
+    return ok_status();
+  });
+  fields.other("allowed_token_ids", [&](const Json& value) -> Status {
+    NFP_ASSIGN_OR_RETURN(p.allowed_token_ids, parse_ids(value, "allowed_token_ids"));
+    if (p.allowed_token_ids.empty()) return bad("allowed_token_ids", "is empty; leave it out to allow all tokens");
+    return ok_status();
+  });
+  fields.other("bad_words", [&](const Json& value) -> Status {
+    if (tokenizer == nullptr) return bad("bad_words", "needs a tokenizer, and this model has none");
+    for (const Json& text : value) {
+      if (!value.is_array() || !text.is_string()) return bad("bad_words", "must be a list of texts");
+      auto words = bad_word_tokens(*tokenizer, text.get<std::string>());
+      if (!words.ok()) return bad("bad_words", fmt::format("has a word that cannot be: {}", words.error().message));
+      for (std::vector<int32_t>& word : *words) p.bad_words.push_back(std::move(word));
+    }
     return ok_status();
   });
   fields.other("logit_bias", [&](const Json& value) -> Status {

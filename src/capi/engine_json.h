@@ -10,6 +10,7 @@
 #include "base/result.h"
 #include "engine/request.h"
 #include "runtime/loaded_model.h"
+#include "text/tokenizer.h"
 
 namespace nfp::capi {
 
@@ -23,7 +24,8 @@ struct EngineSettings {
 Result<nlohmann::ordered_json> parse_object(std::string_view text, std::string_view what);
 
 Result<EngineSettings> parse_settings(const nlohmann::ordered_json& json);
-Result<Request> parse_request(const nlohmann::ordered_json& json);
+// `tokenizer` for bad_words; null = they are refused.
+Result<Request> parse_request(const nlohmann::ordered_json& json, const Tokenizer* tokenizer);
 Result<std::vector<int32_t>> parse_ids(const nlohmann::ordered_json& json, std::string_view field);
 
 nlohmann::ordered_json to_json(const RequestOutput& output);

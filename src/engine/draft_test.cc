@@ -82,7 +82,7 @@ class Runner final : public StepRunner {
     if (item.drafts == 0) return;
     EXPECT_TRUE(is_exact(precision));
     EXPECT_TRUE(item.count == 1 && item.samples && item.source < 0);
-    EXPECT_TRUE(!counts(s) && !s.request.constraint && !s.no_drafts);
+    EXPECT_TRUE(!counts(s) && !s.awaits_token() && !s.no_drafts);
     EXPECT_LE(s.size() + item.drafts + 1, s.limit);
   }
 
@@ -225,6 +225,8 @@ Hour busy_hour(uint32_t seed, int32_t drafts) {
     if (draw(8) == 0) r.sampling.ignore_eos = true;
     if (draw(6) == 0) r.sampling.repetition_penalty = 1.1f;
     if (draw(8) == 0) r.constraint = std::make_unique<Anything>();
+    if (draw(8) == 0) r.sampling.bad_words = {{4}};
+    if (draw(8) == 0) r.sampling.bad_words = {{4, 5}};
     if (draw(8) == 0) r.sampling.prompt_logprobs = 0;
     if (draw(12) == 0) r.prompt_only = true;
     r.precision = static_cast<PrecisionClass>(draw(3));
@@ -490,14 +492,19 @@ TEST(Drafts, AreNotForRequestsWhoseNextTokenDependsOnTheLastInAnotherWay) {
   Runner runner(4, {}, count_on);
   Engine engine(options(4), &runner, nullptr, policy("fp16"));
   Request penal = request("penal", {5, 6}, 10), grammar = request("grammar", {5, 6}, 10);
+  Request words = request("words", {5, 6}, 10);
   penal.sampling.repetition_penalty = 1.2f;
   grammar.constraint = std::make_unique<Anything>();
+  words.sampling.bad_words = {{5, 6}};
   ASSERT_TRUE(engine.submit(std::move(penal)).ok());
+  ASSERT_TRUE(engine.submit(std::move(words)).ok());
   ASSERT_TRUE(engine.submit(std::move(grammar)).ok());
   Answers answers;
   for (int i = 0; i < 3; ++i) take(engine.step(), answers);
   EXPECT_EQ(runner.steps, (std::vector<int32_t>{0, 0, 0}));
-  ASSERT_TRUE(engine.submit(request("free", {5, 6}, 11)).ok());
+  Request free = request("free", {5, 6}, 11);
+  free.sampling.bad_words = {{5}};  // of one token: forbidden wherever it is
+  ASSERT_TRUE(engine.submit(std::move(free)).ok());
   for (int i = 0; i < 3; ++i) take(engine.step(), answers);
   EXPECT_EQ(runner.steps, (std::vector<int32_t>{0, 0, 0, 0, 4, 4}));
   EXPECT_EQ(answers["free"].finish, FinishReason::kLength);
@@ -506,6 +513,7 @@ TEST(Drafts, AreNotForRequestsWhoseNextTokenDependsOnTheLastInAnotherWay) {
   answers = finish(engine, std::move(answers));
   EXPECT_EQ(answers["penal"].tokens, counted(10));
   EXPECT_EQ(answers["grammar"].tokens, counted(10));
+  EXPECT_EQ(answers["words"].tokens, counted(10));
 }
 
 TEST(Drafts, BlocksThatTheyFillAreFoundByLaterRequests) {

@@ -37,7 +37,8 @@ void merge_bias(std::vector<std::pair<int32_t, float>>& bias) {
   bias.resize(kept);
 }
 
-bool is_finite(const OutputToken& token) { return token.finite; }
+// Where every token was forbidden the logits are nobody's fault.
+bool is_finite(const OutputToken& token) { return token.finite || !token.has_choice; }
 
 // Items that are not computed in this step after all. Those of sequences that go on keep their blocks and are planned
 // again.
@@ -61,7 +62,7 @@ bool all_decode(const StepPlan& plan) {
 bool may_draft(const Sequence& sequence) {
   const Request& request = sequence.request;
   const bool room = sequence.size() + 1 < sequence.limit;
-  return room && !has_penalties(request.sampling) && !request.constraint && !sequence.no_drafts;
+  return room && !has_penalties(request.sampling) && !sequence.awaits_token() && !sequence.no_drafts;
 }
 
 uint64_t random_seed() {
@@ -106,7 +107,8 @@ RequestBounds Engine::bounds() const {
   const int64_t cache = int64_t{config_.kv_blocks} * config_.block_size;
   return {.vocab = runner_->vocab(),
           .max_context = static_cast<int32_t>(std::min<int64_t>(runner_->max_context(), cache)),
-          .hidden = runner_->hidden()};
+          .hidden = runner_->hidden(),
+          .end_ids = config_.end_ids};
 }
 
 bool Engine::idle() const { return entries_.empty() && ended_.empty() && in_flight_.empty(); }
@@ -142,7 +144,11 @@ Status Engine::submit(Request request) {
                  request.sampling.logit_bias.size(), sequence->end_ids.size(), kMaxRowBias);
   }
   sequence->request = std::move(request);
-  merge_bias(sequence->request.sampling.logit_bias);
+  SamplingParams& sampling = sequence->request.sampling;
+  merge_bias(sampling.logit_bias);
+  if (!sequence->pooled()) sequence->allowed = AllowedTokens(sampling, runner_->vocab());
+  sampling.allowed_token_ids = {};
+  sampling.bad_words = {};
   const int32_t room = bounds().max_context - sequence->prompt_size();
   const int32_t max_tokens = sequence->pooled()              ? 0
                              : sequence->request.prompt_only ? 1
@@ -664,6 +670,15 @@ void Engine::take_prompt_logprobs(Entry& entry, const ScheduledSequence& item, s
 void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) {
   Sequence& sequence = *entry.sequence;
   const SamplingParams& sampling = sequence.request.sampling;
+  if (!token.has_choice) {
+    output.error = fmt::format(
+        "no token may come after {} of the answer: its grammar, allowed_token_ids, bad_words, logit_bias and "
+        "min_tokens forbid all of them together",
+        entry.usage.completion_tokens);
+    output.error_code = ErrorCode::kInvalidInput;
+    end(entry, FinishReason::kError, output);
+    return;
+  }
   const auto now = this->now();
   if (!entry.first_token) {
     entry.first_token = now;

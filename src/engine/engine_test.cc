@@ -956,6 +956,43 @@ TEST(Engine, ATokenOutsideTheGrammarEndsTheRequest) {
   EXPECT_EQ(run(engine)["a"].finish, FinishReason::kError);
 }
 
+TEST(Engine, WhereNoTokenMayComeTheRequestEndsAndSaysSo) {
+  // The second row of the second request has no token that it may be.
+  class NoChoice final : public StepRunner {
+   public:
+    int32_t vocab() const override { return kVocab; }
+    int32_t max_context() const override { return 100; }
+    Status start(const Sequence&) override { return ok_status(); }
+    Result<StepTicket> submit(const StepPlan& plan, Precision precision) override {
+      ids_.clear();
+      for (const ScheduledSequence& item : plan.items) ids_.push_back(item.sequence->request.id);
+      return inner_.submit(plan, precision);
+    }
+    Result<StepOutput> collect(StepTicket ticket) override {
+      Result<StepOutput> output = inner_.collect(ticket);
+      for (size_t i = 0; i < ids_.size(); ++i) {
+        if (ids_[i] == "b" && ++rows_ == 2) output->sampled[i].has_choice = output->sampled[i].finite = false;
+      }
+      return output;
+    }
+
+   private:
+    ScriptedRunner inner_{kVocab, 100};
+    std::vector<std::string> ids_;
+    int rows_ = 0;
+  };
+  NoChoice runner;
+  Engine engine(options(), &runner, nullptr, policy("fp16"));
+  ASSERT_TRUE(engine.submit(request("a", {5}, 5)).ok());
+  ASSERT_TRUE(engine.submit(request("b", {5}, 5)).ok());
+  const auto answers = run(engine);
+  EXPECT_EQ(answers.at("a").tokens.size(), 5u);
+  EXPECT_EQ(answers.at("b").tokens.size(), 1u);
+  EXPECT_EQ(answers.at("b").finish, FinishReason::kError);
+  EXPECT_NE(answers.at("b").error.find("no token may come after 1 of the answer"), std::string::npos);
+  EXPECT_EQ(engine.stats().kv_blocks_used, 0);
+}
+
 // A grammar sees each token before the next mask is made; rows without one run ahead beside it.
 class InOrder final : public TokenConstraint {
  public:
@@ -980,7 +1017,10 @@ class FillingRunner final : public StepRunner {
   Status start(const Sequence&) override { return ok_status(); }
   Result<StepTicket> submit(const StepPlan& plan, Precision precision) override {
     for (const ScheduledSequence& item : plan.items) {
-      if (item.samples && item.sequence->request.constraint) item.sequence->request.constraint->fill({});
+      if (!item.samples || !item.sequence->masked()) continue;
+      std::vector<uint32_t> mask((kVocab + 31) / 32);
+      item.sequence->fill_mask(item.first + item.count - item.sequence->prompt_size(), mask);
+      EXPECT_TRUE(!item.sequence->awaits_token() || item.sequence->pending == 0);
     }
     return inner_.submit(plan, precision);
   }
@@ -990,7 +1030,7 @@ class FillingRunner final : public StepRunner {
   ScriptedRunner inner_{kVocab, 100};
 };
 
-TEST(Engine, RowsUnderAGrammarDoNotRunAhead) {
+TEST(Engine, RowsUnderAGrammarOrBadWordsOfSeveralTokensDoNotRunAhead) {
   FillingRunner runner;
   EngineConfig o = options();
   o.steps_in_flight = 2;
@@ -999,9 +1039,21 @@ TEST(Engine, RowsUnderAGrammarDoNotRunAhead) {
   r.constraint = std::make_unique<InOrder>();
   ASSERT_TRUE(engine.submit(std::move(r)).ok());
   ASSERT_TRUE(engine.submit(request("free", {6}, 20)).ok());
-  auto answers = run(engine);
+  Request words = request("words", {7}, 10), listed = request("listed", {8}, 20);
+  words.sampling.bad_words = {{5, 6}};
+  listed.sampling.allowed_token_ids = {5, 6};
+  listed.sampling.bad_words = {{5}};
+  ASSERT_TRUE(engine.submit(std::move(words)).ok());
+  ASSERT_TRUE(engine.submit(std::move(listed)).ok());
+  // "free" and "listed" need a step a token, the others each other one.
+  int steps = 0;
+  std::map<std::string, Answer> answers;
+  for (; !engine.idle(); ++steps) collect(engine.step(), answers);
   EXPECT_EQ(answers["grammar"].tokens.size(), 10u);
+  EXPECT_EQ(answers["words"].tokens.size(), 10u);
   EXPECT_EQ(answers["free"].tokens.size(), 20u);
+  EXPECT_EQ(answers["listed"].tokens.size(), 20u);
+  EXPECT_LE(steps, 22);
 }
 
 }  // namespace

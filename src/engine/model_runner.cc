@@ -64,7 +64,7 @@ uint32_t needs_of(const ScheduledSequence& item, bool reports) {
   }
   if (has_penalties(p)) needs |= SamplingNeeds::kPenalties;
   if (!p.logit_bias.empty() || forbids_end(item)) needs |= SamplingNeeds::kBias;
-  if (sequence.request.constraint) needs |= SamplingNeeds::kMask;
+  if (sequence.masked()) needs |= SamplingNeeds::kMask;
   if (p.logprobs && reports) needs |= SamplingNeeds::kReport;
   return needs;
 }
@@ -287,15 +287,15 @@ void ModelRunner::add_samples(const ScheduledSequence& item, int32_t last_row, c
   if (part.drafts) row.report = -1;
   collect_bias(item, biases_);
   input_->add_row(last_row, row, biases_);
-  if (part.drafts) return;
   std::span<uint32_t> mask;
-  if (sequence.request.constraint) {
+  if (sequence.masked()) {
     mask = input_->add_mask();
-    if (!sequence.request.constraint->fill(mask)) {
+    if (!sequence.fill_mask(place_of(item), mask)) {
       input_->drop_mask();
       mask = {};
     }
   }
+  if (part.drafts) return;
   slot.rows.push_back({part.precision, row.report >= 0, std::max(0, row.report), has_choice(mask, vocab(), biases_)});
 }
 
@@ -552,7 +552,7 @@ void ModelRunner::take_results(const Slot& slot, StepOutput& output) const {
     const Sampled& row = slot.rows[i];
     OutputToken out = output_token(sampled[i], row.precision, row.logprobs,
                                    slot.top.as<TokenLogprob>() + i * kMaxTopLogprobs, row.top_n);
-    if (!row.has_choice) out.finite = true;  // the grammar will say what is wrong
+    out.has_choice = row.has_choice;
     return out;
   };
   for (const Verified& item : slot.verified) {

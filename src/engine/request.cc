@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/allowed_tokens.h"
+
 namespace nfp {
 namespace {
 
@@ -55,10 +57,51 @@ Found check_sampling(const SamplingParams& p, int32_t vocab) {
   for (int32_t token : p.stop_token_ids) {
     if (auto bad = check_token("stop_token_ids", token, vocab)) return bad;
   }
+  if (p.allowed_token_ids.size() > static_cast<size_t>(std::max(vocab, 0))) {
+    return RequestError{"allowed_token_ids",
+                        fmt::format("allowed_token_ids has {} entries; the vocabulary has {} tokens",
+                                    p.allowed_token_ids.size(), vocab)};
+  }
+  for (int32_t token : p.allowed_token_ids) {
+    if (auto bad = check_token("allowed_token_ids", token, vocab)) return bad;
+  }
+  for (const std::vector<int32_t>& word : p.bad_words) {
+    if (word.empty()) return RequestError{"bad_words", "bad_words: a word has no tokens; leave it out"};
+    for (int32_t token : word) {
+      if (auto bad = check_token("bad_words", token, vocab)) return bad;
+    }
+  }
   for (const std::string& stop : p.stop) {
     if (stop.empty()) return RequestError{"stop", "stop: a stop string is empty; leave it out"};
   }
   return std::nullopt;
+}
+
+// Whether any token may come first.
+Found check_choice(const SamplingParams& p, const RequestBounds& bounds) {
+  const AllowedTokens allowed(p, bounds.vocab);
+  if (allowed.all()) return std::nullopt;
+  std::vector<uint32_t> left(allowed.mask().begin(), allowed.mask().end());
+  const auto forbid = [&](int32_t token) {
+    const auto bit = static_cast<uint32_t>(token);
+    if (bit / 32 < left.size()) left[bit / 32] &= ~(1u << (bit % 32));
+  };
+  for (const auto& [token, bias] : p.logit_bias) {
+    if (bias == -INFINITY) forbid(token);
+  }
+  if (p.min_tokens > 0) {
+    for (const int32_t token : p.stop_token_ids) forbid(token);
+    for (const int32_t token : bounds.end_ids) {
+      if (!p.ignore_eos) forbid(token);
+    }
+  }
+  if (std::any_of(left.begin(), left.end(), [](uint32_t word) { return word != 0; })) return std::nullopt;
+  if (p.allowed_token_ids.empty()) {
+    return RequestError{"bad_words",
+                        "bad_words, with logit_bias and min_tokens, forbids every token of the vocabulary"};
+  }
+  return RequestError{"allowed_token_ids",
+                      "allowed_token_ids has no token that bad_words, logit_bias and min_tokens do not forbid"};
 }
 
 Found check_tokens(std::span<const int32_t> prompt, const RequestBounds& bounds) {
@@ -113,6 +156,7 @@ Found validate(std::span<const int32_t> prompt, const SamplingParams& sampling, 
     if (bounds.hidden < 1) return RequestError{"pooling", "pooling: this runner gives no hidden states"};
     return check_whole(prompt, bounds);
   }
+  if (auto bad = check_choice(sampling, bounds)) return bad;
   return prompt_only ? check_whole(prompt, bounds) : check_prompt(prompt, sampling, bounds);
 }
 

@@ -28,6 +28,8 @@ struct SamplingParams {
   float frequency_penalty = 0.0f;   // [-2, 2]; output tokens
   std::optional<uint64_t> seed;     // absent = drawn by the engine
   std::vector<std::pair<int32_t, float>> logit_bias;
+  std::vector<int32_t> allowed_token_ids;       // only these may come; empty = all
+  std::vector<std::vector<int32_t>> bad_words;  // as tokens: the last one of a word may not follow its others
 
   std::optional<int32_t> max_tokens;  // absent = until the context is full
   // Stop strings do not count before, and end-of-generation and stop ids are forbidden; these not where there is a
@@ -60,9 +62,10 @@ enum class Pooling : uint8_t {
 
 // What a model and an engine allow a request.
 struct RequestBounds {
-  int32_t vocab = 0;        // token ids are 0 to vocab - 1
-  int32_t max_context = 0;  // tokens of prompt and answer together
-  int32_t hidden = 0;       // size of a hidden state; 0 = the runner gives none, and pooling is refused
+  int32_t vocab = 0;                  // token ids are 0 to vocab - 1
+  int32_t max_context = 0;            // tokens of prompt and answer together
+  int32_t hidden = 0;                 // size of a hidden state; 0 = the runner gives none, and pooling is refused
+  std::vector<int32_t> end_ids = {};  // tokens that end an answer
 };
 
 // What is wrong with a request.
@@ -137,6 +140,7 @@ struct OutputToken {
   int32_t rank = 0;                        // 1 = likeliest, if asked for
   std::vector<TokenLogprob> top;           // likeliest first, if asked for
   bool finite = true;                      // the logits that it was chosen by, or is scored by
+  bool has_choice = true;                  // some token was allowed; false = this one is none of the answer
 };
 
 // Tokens by the precision of the step that computed them (for prompt tokens: their keys and values).

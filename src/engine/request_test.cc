@@ -9,7 +9,7 @@ namespace nfp {
 namespace {
 
 const std::vector<int32_t> kPrompt = {1, 2, 3};
-constexpr RequestBounds kBounds = {.vocab = 10, .max_context = 8};
+const RequestBounds kBounds = {.vocab = 10, .max_context = 8, .end_ids = {2}};
 
 TEST(SamplingParams, DefaultsAreValid) { EXPECT_FALSE(validate(kPrompt, {}, kBounds)); }
 
@@ -83,6 +83,37 @@ TEST(SamplingParams, EachBadFieldIsNamed) {
          p.logit_bias = {{1, INFINITY}};
        }},
       {"stop_token_ids", [](SamplingParams& p) { p.stop_token_ids = {-3}; }},
+      {"allowed_token_ids",
+       [](SamplingParams& p) {
+         p.allowed_token_ids = {3, 10};
+       }},
+      {"allowed_token_ids", [](SamplingParams& p) { p.allowed_token_ids = {-1}; }},
+      {"allowed_token_ids", [](SamplingParams& p) { p.allowed_token_ids.assign(11, 3); }},
+      {"allowed_token_ids",
+       [](SamplingParams& p) {
+         p.allowed_token_ids = {3, 4};
+         p.bad_words = {{3}, {4}};
+       }},
+      {"allowed_token_ids",
+       [](SamplingParams& p) {
+         p.allowed_token_ids = {3};
+         p.logit_bias = {{3, -INFINITY}};
+       }},
+      {"allowed_token_ids",
+       [](SamplingParams& p) {
+         p.allowed_token_ids = {2, 3};
+         p.stop_token_ids = {3};
+         p.min_tokens = 1;
+       }},
+      {"bad_words",
+       [](SamplingParams& p) {
+         p.bad_words = {{1, 10}};
+       }},
+      {"bad_words", [](SamplingParams& p) { p.bad_words = {{}}; }},
+      {"bad_words",
+       [](SamplingParams& p) {
+         for (int32_t token = 0; token < 10; ++token) p.bad_words.push_back({token});
+       }},
       {"stop", [](SamplingParams& p) { p.stop = {""}; }},
   };
   for (const auto& [field, spoil] : cases) {
@@ -93,6 +124,22 @@ TEST(SamplingParams, EachBadFieldIsNamed) {
     EXPECT_EQ(bad->field, field);
     EXPECT_NE(bad->message.find(field), std::string::npos) << bad->message;
   }
+}
+
+TEST(SamplingParams, OneTokenThatMayComeIsEnough) {
+  SamplingParams params;
+  params.allowed_token_ids = {2, 3, 3};
+  params.bad_words = {{4}, {3, 3}, {2, 3}};
+  params.logit_bias = {{4, -INFINITY}, {3, -100.0f}};
+  params.min_tokens = 1;
+  EXPECT_FALSE(validate(kPrompt, params, kBounds));
+  params.allowed_token_ids = {2};
+  EXPECT_TRUE(validate(kPrompt, params, kBounds));
+  params.ignore_eos = true;
+  EXPECT_FALSE(validate(kPrompt, params, kBounds));
+  params.ignore_eos = false;
+  params.min_tokens = 0;
+  EXPECT_FALSE(validate(kPrompt, params, kBounds));
 }
 
 TEST(SamplingParams, MessagesShowTheValueThatWasGiven) {

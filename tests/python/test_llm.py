@@ -313,12 +313,26 @@ class TinyModel(unittest.TestCase):
         for bias in (None, {token: 100}):
             forbidden = SamplingParams(logit_bias=bias, bad_words=[word], **drawn)
             self.assertNotIn(token, self.llm.generate([[5]], forbidden)[0].outputs[0].token_ids)
-        long = word * 40
-        with self.assertRaisesRegex(NestedFPError, f"bad_words: '{long}' is .* tokens"):
-            self.llm.generate([[5]], SamplingParams(bad_words=[long]))
+        pair = word * 2  # two tokens, of which the second may not follow the first
+        if len(self.llm.encode(pair)) != len(start) + 2:
+            self.skipTest(f"{pair!r} is one token")
+        ids = self.llm.generate([[5]], SamplingParams(logit_bias={token: 100}, bad_words=[pair], **drawn))[0].outputs[0].token_ids
+        self.assertEqual(ids.count(token), 2)
+        self.assertNotIn((token, token), list(zip(ids, ids[1:])))
+        with self.assertRaisesRegex(NestedFPError, "bad_words.*white space only"):
+            self.llm.generate([[5]], SamplingParams(bad_words=[" "]))
         for wrong in ("word", [5], [""]):
             with self.assertRaisesRegex(NestedFPError, "bad_words must be a list"):
                 self.llm.generate([[5]], SamplingParams(bad_words=wrong))
+
+    def test_tokens_that_alone_may_come(self):
+        drawn = dict(max_tokens=20, ignore_eos=True, seed=1, temperature=2)
+        for some in ([7, 9, 11], [7]):
+            ids = self.llm.generate([[5]], SamplingParams(allowed_token_ids=some, **drawn))[0].outputs[0].token_ids
+            self.assertEqual((len(ids), set(ids)), (20, set(some)))
+        for wrong in ([], [-1], ["a"], 5, [10**6]):
+            with self.assertRaisesRegex(NestedFPError, "allowed_token_ids"):
+                self.llm.generate([[5]], SamplingParams(allowed_token_ids=wrong))
 
     def test_why_an_answer_stopped(self):
         def answer(**parameters):

@@ -21,7 +21,7 @@ NEEDED = {
 }
 # Values of fields that mean something only with others, or that have no simple one.
 VALUES = {
-    "messages": None, "input": None, "prompt": None, "model": "fake", "stop": "zz", "logit_bias": {"65": -1}, "response_format": {"type": "text"},
+    "messages": None, "input": None, "prompt": None, "model": "fake", "stop": "zz", "logit_bias": {"65": -1}, "allowed_token_ids": [120, 257], "bad_words": ["zz"], "response_format": {"type": "text"},
     "stream_options": None, "tools": None, "tool_choice": None, "top_logprobs": None, "previous_response_id": None,
     "prompt_logprobs": None, "n": 2, "best_of": 2, "thinking": None, "output_config": None, "reasoning": None, "text": None, "system": "a",
     "instructions": "a", "include": [], "truncation": None, "modalities": ["text"], "service_tier": "auto", "store": None, "reasoning_effort": None,

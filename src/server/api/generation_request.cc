@@ -82,6 +82,36 @@ MaybeError parse_logit_bias(Fields& fields, const RequestLimits& limits, Samplin
   return std::nullopt;
 }
 
+MaybeError parse_allowed_tokens(Fields& fields, SamplingParams* sampling) {
+  const Json* ids = fields.find("allowed_token_ids");
+  if (ids == nullptr) return std::nullopt;
+  if (!ids->is_array()) return bad_request("allowed_token_ids", "'allowed_token_ids' must be a list of token ids");
+  if (ids->empty()) {
+    return bad_request("allowed_token_ids",
+                       "'allowed_token_ids' is empty: no token could come; leave it out to allow all");
+  }
+  return parse_token_list(*ids, "allowed_token_ids", SIZE_MAX, &sampling->allowed_token_ids);
+}
+
+MaybeError parse_bad_words(Fields& fields, const RequestLimits& limits, std::vector<std::string>* out) {
+  const Json* words = fields.find("bad_words");
+  if (words == nullptr) return std::nullopt;
+  if (!words->is_array()) return bad_request("bad_words", "'bad_words' must be a list of strings");
+  if (words->size() > static_cast<size_t>(limits.max_bad_words)) {
+    return bad_request("bad_words", fmt::format("'bad_words' has {} entries; at most {} are allowed", words->size(),
+                                                limits.max_bad_words));
+  }
+  for (const Json& word : *words) {
+    const std::string param = fmt::format("bad_words[{}]", out->size());
+    if (!word.is_string()) return bad_request(param, fmt::format("'{}' must be a string", param));
+    out->push_back(word.get<std::string>());
+    if (out->back().size() > static_cast<size_t>(limits.max_bad_word_bytes)) {
+      return bad_request(param, fmt::format("'{}' is longer than {} bytes", param, limits.max_bad_word_bytes));
+    }
+  }
+  return std::nullopt;
+}
+
 ApiError too_large_grammar(std::string_view param, const RequestLimits& limits) {
   return bad_request(std::string(param), fmt::format("'{}' is larger than {} bytes", param, limits.max_grammar_bytes));
 }
@@ -264,7 +294,9 @@ MaybeError parse_sampling(Fields& fields, const RequestLimits& limits, Generatio
     NFP_API_TRY(
         parse_token_list(*ids, "stop_token_ids", static_cast<size_t>(limits.max_stop_token_ids), &s.stop_token_ids));
   }
-  return parse_logit_bias(fields, limits, &s);
+  NFP_API_TRY(parse_logit_bias(fields, limits, &s));
+  NFP_API_TRY(parse_allowed_tokens(fields, &s));
+  return parse_bad_words(fields, limits, &out->bad_words);
 }
 
 constexpr double kMostSloMs = 86'400'000;
@@ -326,8 +358,8 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
   }
   fields.without_effect("length_penalty");  // of beam search; vLLM's clients send its default, 1
   for (const std::string_view name :
-       {"use_beam_search", "allowed_token_ids", "bad_words", "logits_processors", "kv_transfer_params", "vllm_xargs",
-        "guided_decoding_backend", "guided_whitespace_pattern", "prompt_embeds", "mm_processor_kwargs"}) {
+       {"use_beam_search", "logits_processors", "kv_transfer_params", "vllm_xargs", "guided_decoding_backend",
+        "guided_whitespace_pattern", "prompt_embeds", "mm_processor_kwargs"}) {
     NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
   }
   return std::nullopt;

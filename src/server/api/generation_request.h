@@ -23,6 +23,8 @@ struct RequestLimits {
   int max_stop_bytes = 1024;  // of one stop string
   int max_stop_token_ids = 256;
   int max_logit_bias = 1024;
+  int max_bad_words = 1024;
+  int max_bad_word_bytes = 1024;  // of one
   int max_logprobs = 20;
   int max_messages = 4096;
   int max_tools = 128;
@@ -80,8 +82,9 @@ struct GenerationRequest {
   bool add_generation_prompt = true;
   bool continue_final_message = false;
 
-  SamplingParams sampling;  // `logprobs`, `top_logprobs`, `prompt_logprobs` are set from the fields below
-  bool no_output = false;   // max_tokens 0: only the prompt is wanted
+  SamplingParams sampling;  // `logprobs`, `top_logprobs`, `prompt_logprobs`, `bad_words` are set from the fields below
+  std::vector<std::string> bad_words;
+  bool no_output = false;  // max_tokens 0: only the prompt is wanted
   bool wants_logprobs = false;
   int top_logprobs = 0;
   std::optional<int> prompt_logprobs;

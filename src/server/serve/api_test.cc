@@ -659,6 +659,67 @@ TEST_F(ApiTest, AnUnknownModelIsToldWhatIsServed) {
   EXPECT_TRUE(message().ends_with("'m14', 'm15' and 4 more, which /v1/models lists")) << message();
 }
 
+TEST_F(ApiTest, AllowedTokensAndBadWordsRestrictAnswers) {
+  for (const int32_t drafts : {0, 3}) {
+    start({}, 64, {.drafts = drafts});
+    const auto text = [&](const std::string& fields) {
+      return ask("/v1/completions", R"({"prompt":"x","max_tokens":8,)" + fields + "}")["choices"][0]["text"];
+    };
+    // The answer is abcdefgh; the fake takes the first token that is allowed in place of one that is not.
+    EXPECT_EQ(text(R"("allowed_token_ids":[97,98,99,101])"), "abcaeaaa");
+    EXPECT_EQ(text(R"("bad_words":["b","  e"],"ignore_eos":true)"), "acdfgh");
+    EXPECT_EQ(text(R"("bad_words":["cd"],"allowed_token_ids":[97,98,99,100])"), "abcaaaaa");
+    EXPECT_EQ(text(R"("bad_words":["zd","bcde"],"allowed_token_ids":[97,98,99,100,101])"), "abcdaaaa");
+    EXPECT_EQ(text(R"("bad_words":[],"allowed_token_ids":null)"), "abcdefgh");
+    const Json chat =
+        ask("/v1/chat/completions", R"({"messages":[{"role":"user","content":"SAY:abcd"}],"n":2,"max_tokens":6,)"
+                                    R"("allowed_token_ids":[98,100]})");
+    for (const Json& choice : chat["choices"]) EXPECT_EQ(choice["message"]["content"], "bbbdbb") << dump(chat);
+    TearDown();
+  }
+}
+
+TEST_F(ApiTest, WhatAllowedTokensAndBadWordsCannotBeIsNamed) {
+  start();
+  const auto param = [&](const std::string& fields) {
+    const Json error = ask("/v1/completions", R"({"prompt":"x",)" + fields + "}", 400)["error"];
+    const std::string name = error["param"];
+    EXPECT_NE(error["message"].get<std::string>().find(name), std::string::npos) << dump(error);
+    return name;
+  };
+  EXPECT_EQ(param(R"("allowed_token_ids":[])"), "allowed_token_ids");
+  EXPECT_EQ(param(R"("allowed_token_ids":5)"), "allowed_token_ids");
+  EXPECT_EQ(param(R"("allowed_token_ids":["a"])"), "allowed_token_ids");
+  EXPECT_EQ(param(R"("allowed_token_ids":[1,99999])"), "allowed_token_ids");
+  EXPECT_EQ(param(R"("allowed_token_ids":[-1])"), "allowed_token_ids");
+  EXPECT_EQ(param(R"("allowed_token_ids":[97],"bad_words":["a"])"), "allowed_token_ids");
+  EXPECT_EQ(param(R"("allowed_token_ids":[257],"min_tokens":1)"), "allowed_token_ids");
+  std::string many = "1";
+  for (int i = 0; i < 400; ++i) many += ",1";
+  EXPECT_EQ(param(R"("allowed_token_ids":[)" + many + "]"), "allowed_token_ids");
+  EXPECT_EQ(param(R"("bad_words":"a")"), "bad_words");
+  EXPECT_EQ(param(R"("bad_words":["a",5])"), "bad_words[1]");
+  EXPECT_EQ(param(R"("bad_words":["a",""])"), "bad_words[1]");
+  EXPECT_EQ(param(R"("bad_words":[" \n"])"), "bad_words[0]");
+  EXPECT_EQ(param(R"("bad_words":["a",")" + std::string(1025, 'a') + "\"]"), "bad_words[1]");
+  std::string words = "\"a\"";
+  for (int i = 0; i < 1024; ++i) words += ",\"a\"";
+  EXPECT_EQ(param(R"("bad_words":[)" + words + "]"), "bad_words");
+}
+
+TEST_F(ApiTest, WhereNoTokenMayComeTheRequestFails) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  start();
+  // After the first token the grammar wants what is not allowed.
+  const Json error =
+      ask("/v1/completions", R"({"prompt":"x","guided_regex":"ab","allowed_token_ids":[97,257],"max_tokens":4})", 400);
+  EXPECT_NE(error["error"]["message"].get<std::string>().find("no token may come after 1 of the answer"),
+            std::string::npos)
+      << dump(error);
+  EXPECT_EQ(ask("/v1/completions", R"({"prompt":"x","guided_regex":"a[bc]","bad_words":["b"]})")["choices"][0]["text"],
+            "ac");
+}
+
 TEST_F(ApiTest, PrecisionIsAFieldAndAHeader) {
   start();
   const Json fast = ask("/v1/completions", R"({"prompt":"SAY:a"})", 200, {{"X-NestedFP-Precision", "fast"}});

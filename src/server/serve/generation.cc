@@ -9,6 +9,7 @@
 #include "server/serve/response_writer.h"
 #include "server/serve/responses_writer.h"
 #include "server/tools/parameter_schema.h"
+#include "text/bad_word.h"
 #include "text/unicode.h"
 
 namespace nfp::server {
@@ -69,9 +70,14 @@ std::unique_ptr<AnswerWriter> make_writer(const GenerationRequest& request, Serv
 
 // What the engine holds of them for one choice. Whoever looks for a stop string keeps where to go on from, for each of
 // its bytes.
-uint64_t bytes_of(const SamplingParams& sampling) {
+uint64_t bytes_of(const SamplingParams& sampling, int32_t vocab) {
   uint64_t bytes = sampling.logit_bias.size() * sizeof(sampling.logit_bias.front()) +
-                   2 * sampling.stop_token_ids.size() * sizeof(int32_t);
+                   2 * sampling.stop_token_ids.size() * sizeof(int32_t) +
+                   sampling.allowed_token_ids.size() * sizeof(int32_t);
+  if (!sampling.allowed_token_ids.empty() || !sampling.bad_words.empty()) bytes += static_cast<uint64_t>(vocab) / 8;
+  for (const std::vector<int32_t>& word : sampling.bad_words) {
+    bytes += 2 * (sizeof(word) + word.size() * sizeof(int32_t));
+  }
   for (const std::string& stop : sampling.stop) bytes += stop.size() * (2 + sizeof(size_t));
   return bytes;
 }
@@ -205,6 +211,17 @@ MaybeError Generation::prepare() {
     prepared_.prompt_texts.push_back(request_.echo ? *input.text : "");
   }
 
+  for (size_t i = 0; i < request_.bad_words.size(); ++i) {
+    auto tokens = bad_word_tokens(model.tokenizer(), request_.bad_words[i], stop);
+    if (!tokens.ok()) {
+      ApiError failure = from_engine(tokens.error());
+      failure.param = fmt::format("bad_words[{}]", i);
+      failure.message = fmt::format("'{}': {}", failure.param, failure.message);
+      return failure;
+    }
+    for (std::vector<int32_t>& word : *tokens) request_.sampling.bad_words.push_back(std::move(word));
+  }
+
   const int32_t wanted = request_.no_output ? 0 : request_.sampling.max_tokens.value_or(1);
   if (request_.truncate_prompt) {
     const int32_t room = std::max(1, model.bounds().max_context - wanted);
@@ -277,7 +294,7 @@ void Generation::set_parser(Choice& choice, bool* needs_special) const {
 MaybeError Generation::submit_all() {
   const auto samples = static_cast<size_t>(request_.best_of);
   // Each choice has its prompt as a request, as a sequence and, where they are asked for, as text or ids.
-  const uint64_t others = bytes_of(request_.sampling);
+  const uint64_t others = bytes_of(request_.sampling, state_->model.bounds().vocab);
   uint64_t copies = 0;
   for (size_t p = 0; p < prepared_.prompts.size(); ++p) {
     const size_t arrays = request_.return_token_ids ? 3 : 2;

@@ -59,7 +59,6 @@ Result<ServedModel> ServedModel::create(Facts facts, const Engine& engine) {
   ServedModel model;
   model.facts_ = std::move(facts);
   model.bounds_ = engine.bounds();
-  model.end_ids_ = engine.config().end_ids;
   const Facts& f = model.facts_;
   model.created_ =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();

@@ -36,7 +36,7 @@ class ServedModel {
   const std::string& name() const { return facts_.names.front(); }
   const Facts& facts() const { return facts_; }
   const RequestBounds& bounds() const { return bounds_; }
-  const std::vector<int32_t>& end_ids() const { return end_ids_; }  // tokens that end an answer
+  const std::vector<int32_t>& end_ids() const { return bounds_.end_ids; }  // tokens that end an answer
   const Tokenizer& tokenizer() const { return *facts_.tokenizer; }
   bool has_chat() const { return chat_.has_value(); }
   // Whether the chat template reads a variable of this name.
@@ -56,7 +56,6 @@ class ServedModel {
   ServedModel() = default;
   Facts facts_;
   RequestBounds bounds_;
-  std::vector<int32_t> end_ids_;
   size_t longest_token_ = 1;  // bytes
   std::optional<ChatTemplate> chat_;
   std::optional<ChatTemplate> chat_tools_;  // where the model has another one for tools

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <new>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -23,9 +24,11 @@ int32_t find_mark(const std::vector<int32_t>& prompt) {
   return place == prompt.end() ? -1 : static_cast<int32_t>(place - prompt.begin()) + 4;
 }
 
-int32_t first_allowed(TokenConstraint& constraint, int32_t wanted) {
-  std::vector<uint32_t> mask((kByteVocab + 31) / 32, ~0u);
-  if (!constraint.fill(mask)) return wanted;
+// nullopt: nothing is.
+std::optional<int32_t> first_allowed(const Sequence& sequence, int32_t place, int32_t wanted) {
+  if (!sequence.masked()) return wanted;
+  std::vector<uint32_t> mask((kByteVocab + 31) / 32);
+  if (!sequence.fill_mask(place, mask)) return wanted;
   const auto allowed = [&](int32_t token) {
     return (mask[static_cast<size_t>(token) / 32] >> (static_cast<uint32_t>(token) % 32) & 1u) != 0;
   };
@@ -38,15 +41,16 @@ int32_t first_allowed(TokenConstraint& constraint, int32_t wanted) {
   for (int32_t token = 33; token < 256; ++token) {
     if (allowed(token)) return token;
   }
-  for (int32_t token = 0; token < 33; ++token) {
+  for (int32_t token = 0; token < kByteVocab; ++token) {
     if (allowed(token)) return token;
   }
-  return wanted;
+  return std::nullopt;
 }
 
-OutputToken scored(int32_t token, int32_t alternatives, Precision precision) {
+OutputToken scored(std::optional<int32_t> chosen, int32_t alternatives, Precision precision) {
   OutputToken out;
-  out.token = token;
+  const int32_t token = out.token = chosen.value_or(0);
+  out.has_choice = chosen.has_value();
   out.precision = precision;
   out.logprob = fake_logprob(token);
   out.rank = 1;
@@ -115,12 +119,12 @@ Result<StepTicket> FakeRunner::submit(const StepPlan& plan, Precision precision)
     if (!item.samples) continue;
     int32_t token = answer(sequence, sequence.output_size());
     if (options_.fp8_says > 0 && !is_exact(precision) && sequence.output_size() == 9) token = options_.fp8_says;
-    if (sequence.request.constraint) token = first_allowed(*sequence.request.constraint, token);
     const int32_t alternatives = sampling.logprobs ? sampling.top_logprobs : 0;
-    output.sampled.push_back(scored(token, alternatives, precision));
+    output.sampled.push_back(scored(first_allowed(sequence, sequence.output_size(), token), alternatives, precision));
     std::vector<OutputToken>& accepted = output.accepted.emplace_back();
     for (int32_t right = 1; right <= std::min(item.drafts, right_drafts_); ++right) {
-      accepted.push_back(scored(answer(sequence, sequence.output_size() + right), alternatives, precision));
+      const int32_t place = sequence.output_size() + right;
+      accepted.push_back(scored(first_allowed(sequence, place, answer(sequence, place)), alternatives, precision));
     }
     if (item.drafts > 0) right_drafts_ = (right_drafts_ + 1) % (options_.drafts + 1);
   }

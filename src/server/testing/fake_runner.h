@@ -2,7 +2,7 @@
 //   - the text after the last "SAY:" of the prompt, up to the next line break or special token, then end of text;
 //   - after "HOW?" at its end: how it is sampled ("temperature 1 top_k 0");
 //   - where there is none, the alphabet over and over: position p gives 'a' + p % 26, for ever.
-// What is not allowed by a request's grammar is replaced by the first token that is.
+// What a request's grammar, allowed_token_ids or bad_words forbid is replaced by the first token that is.
 #pragma once
 
 #include <chrono>

@@ -70,6 +70,24 @@ def test_prompt_scores_do_not_depend_on_the_batch(real):
     assert [scores(p)[0] for p in PROMPTS] == scores(PROMPTS)
 
 
+def test_allowed_tokens_and_bad_words(client, real):
+    def ids(**fields):
+        r = complete(client, "The capital of France is", extra_body={"precision": "exact", "return_token_ids": True, **fields})
+        return r.choices[0].text, r.choices[0].model_extra["token_ids"]
+    text, free = ids()
+    assert "Paris" in text
+    for words in (["Paris"], ["  Paris"], [text[:text.index("Paris") + 5]]):
+        without, found = ids(bad_words=words)
+        assert "Paris" not in without.split(".")[0] and found != free, (words, without)
+    some = sorted(set(free))[::2]
+    assert set(ids(allowed_token_ids=some, ignore_eos=True)[1]) <= set(some)
+    # Beside others that have no lists, and in FP8.
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        others = [pool.submit(complete, client, p) for p in PROMPTS]
+        fast = [pool.submit(ids, allowed_token_ids=some, ignore_eos=True, precision="fast", temperature=1) for _ in range(4)]
+        assert all(set(f.result()[1]) <= set(some) for f in fast) and all(o.result().choices[0].text for o in others)
+
+
 def test_structured_output(client):
     if not client.models.list().data[0].model_extra["grammars"]:
         pytest.skip("built without xgrammar (scripts/build-xgrammar)")

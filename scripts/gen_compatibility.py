@@ -102,7 +102,7 @@ REQUESTS = [
 REFUSED = {
     "ChatRequest": {
         "functions": "use `tools`", "function_call": "use `tool_choice`", "audio": "text only",
-        "prediction": "not implemented", "web_search_options": "not implemented", "echo": "not implemented",
+        "prediction": "not implemented", "web_search_options": "not implemented",
         "chat_template": "the server's flag `--chat-template` chooses it", "media_io_kwargs": "text only",
         "mm_processor_kwargs": "text only", "best_of": "use `n`", "prompt_embeds": "not implemented"},
     "CompletionRequest": {

@@ -617,6 +617,7 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
     }
   }
   NFP_API_TRY(parse_turn(fields, out));
+  NFP_API_TRY(fields.get("echo", &out->echo));
   NFP_API_TRY(parse_template_variables(fields, &out->template_variables));
   NFP_API_TRY(parse_template_fields(fields, out));
   out->best_of = out->n;
@@ -643,7 +644,7 @@ MaybeError parse_chat(const Json& body, const RequestLimits& limits, GenerationR
     NFP_API_TRY(fields.unsupported(name, "use 'tools' and 'tool_choice'"));
   }
   for (const std::string_view name :
-       {"audio", "prediction", "web_search_options", "chat_template", "echo", "best_of", "media_io_kwargs"}) {
+       {"audio", "prediction", "web_search_options", "chat_template", "best_of", "media_io_kwargs"}) {
     NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
   }
   return fields.rest(limits, &out->ignored);

@@ -62,7 +62,6 @@ struct GenerationRequest {
 
   // completions
   std::vector<PromptInput> prompts;
-  bool echo = false;
 
   // chat
   Json messages = Json::array();  // checked; content parts joined, tool arguments as objects
@@ -84,6 +83,7 @@ struct GenerationRequest {
 
   SamplingParams sampling;  // `logprobs`, `top_logprobs`, `prompt_logprobs`, `bad_words` are set from the fields below
   std::vector<std::string> bad_words;
+  bool echo = false;       // the prompt stands before the answer; in chat the message that this one continues
   bool no_output = false;  // max_tokens 0: only the prompt is wanted
   bool wants_logprobs = false;
   int top_logprobs = 0;

@@ -720,6 +720,39 @@ TEST_F(ApiTest, WhereNoTokenMayComeTheRequestFails) {
             "ac");
 }
 
+TEST_F(ApiTest, ChatEchoesTheMessageThatItContinues) {
+  start();
+  const auto body = [](const char* last_role, const char* fields) {
+    return fmt::format(R"({{"messages":[{{"role":"user","content":"x"}},{{"role":"{}","content":"SAY:ab"}}],)"
+                       R"("n":2,"logprobs":true,"top_logprobs":0,"echo":true{}}})",
+                       last_role, fields);
+  };
+  constexpr const char* kContinue = R"(,"add_generation_prompt":false,"continue_final_message":true)";
+  const struct {
+    std::string body, text;
+  } cases[] = {
+      {body("assistant", kContinue), "SAY:abab"},
+      {body("assistant", ""), "SAY:abab"},
+      {body("user", ""), "ab"},
+  };
+  for (const auto& [asked, text] : cases) {
+    const Json whole = ask("/v1/chat/completions", asked);
+    for (const Json& choice : whole["choices"]) {
+      EXPECT_EQ(choice["message"]["content"], text) << asked;
+      EXPECT_EQ(choice["logprobs"]["content"].size(), 3u);  // of the answer's tokens
+    }
+    std::array<std::string, 2> streamed;
+    std::string form = asked;
+    form.insert(1, R"("stream":true,)");
+    for (const Json& chunk : stream("/v1/chat/completions", form)) {
+      for (const Json& choice : chunk["choices"]) {
+        streamed[choice["index"].get<size_t>()] += choice["delta"].value("content", "");
+      }
+    }
+    for (const std::string& one : streamed) EXPECT_EQ(one, text) << asked;
+  }
+}
+
 TEST_F(ApiTest, PrecisionIsAFieldAndAHeader) {
   start();
   const Json fast = ask("/v1/completions", R"({"prompt":"SAY:a"})", 200, {{"X-NestedFP-Precision", "fast"}});

@@ -87,6 +87,14 @@ const char* prompt_field(const GenerationRequest& request) {
   return request.chat ? "messages" : "prompt";
 }
 
+// The text of the last message, where the answer is taken to be of the same role, as vLLM takes it.
+std::string continued_message(const GenerationRequest& request) {
+  const Json& last = request.messages.back();
+  if (request.add_generation_prompt && last["role"] != "assistant") return "";
+  const auto content = last.find("content");
+  return content != last.end() && content->is_string() ? content->get<std::string>() : "";
+}
+
 // Anthropic's errors have no code: its clients know a prompt that is too long by these words.
 constexpr std::string_view kAnthropicTooLong = "prompt is too long: ";
 
@@ -141,6 +149,8 @@ Generation::Generation(ServerState* state, RequestContext context, GenerationReq
     if (std::none_of(variables.begin(), variables.end(), read)) request_.ignored.push_back(field);
   }
 }
+
+bool Generation::scores_echo() const { return request_.echo && !request_.chat && request_.wants_logprobs; }
 
 bool Generation::forced_call() const {
   return request_.tool_choice == ToolChoice::kRequired || request_.tool_choice == ToolChoice::kNamed;
@@ -197,7 +207,7 @@ MaybeError Generation::prepare() {
     auto tokens = model.encode(*text, request_.add_special_tokens.value_or(false), stop);
     if (!tokens.ok()) return prompt_error(tokens.error(), request_);
     prepared_.prompts.push_back(std::move(*tokens));
-    prepared_.prompt_texts.emplace_back();
+    prepared_.prompt_texts.push_back(request_.echo ? continued_message(request_) : "");
   }
   for (const PromptInput& input : request_.prompts) {
     if (!input.text) {
@@ -228,7 +238,7 @@ MaybeError Generation::prepare() {
     std::vector<size_t> sizes;
     for (const auto& prompt : prepared_.prompts) sizes.push_back(prompt.size());
     NFP_API_TRY(truncate_prompts(*request_.truncate_prompt, room, model.bounds().max_context, &prepared_.prompts));
-    for (size_t i = 0; request_.echo && i < sizes.size(); ++i) {
+    for (size_t i = 0; request_.echo && !request_.chat && i < sizes.size(); ++i) {
       const auto& prompt = prepared_.prompts[i];
       if (prompt.size() < sizes[i]) prepared_.prompt_texts[i] = model.tokenizer().decode(prompt, false);
     }
@@ -344,7 +354,7 @@ MaybeError Generation::submit_all() {
     // comes.
     if (choice.sample == 0 || request_.stream) {
       sampling.prompt_logprobs = request_.prompt_logprobs;
-      if (request_.echo && request_.wants_logprobs) {
+      if (scores_echo()) {
         sampling.prompt_logprobs = std::max(request_.top_logprobs, request_.prompt_logprobs.value_or(0));
       }
     }
@@ -452,7 +462,7 @@ void Generation::take_logprobs(Choice& choice, RequestOutput& output) {
   };
   if (!output.prompt_logprobs.empty()) {
     const auto choices = static_cast<size_t>(request_.best_of);
-    if (request_.echo && request_.wants_logprobs) {
+    if (scores_echo()) {
       add(output.prompt_logprobs, choice.prompt_text, request_.stream ? choice.logprobs : choice.echoed, choices);
     }
     if (request_.prompt_logprobs) {

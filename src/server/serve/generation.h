@@ -26,6 +26,7 @@ class Generation final : public LiveRequest {
   };
 
   bool forced_call() const;
+  bool scores_echo() const;  // the log-probabilities of the prompt's text are told
   const std::vector<std::string>& ignored() const override { return request_.ignored; }
   MaybeError prepare() override;
   // Grammars are compiled on threads of their own.

@@ -71,7 +71,7 @@ void ResponseWriter::begin(std::string& out, Choice& choice) {
 
 void ResponseWriter::events(std::string& out, Choice& choice, std::span<const ToolEvent> events, bool final) {
   std::string text;
-  if (!request_->chat && !choice.prompt_text.empty()) text = std::exchange(choice.prompt_text, {});  // echo
+  if (!choice.prompt_text.empty()) text = std::exchange(choice.prompt_text, {});  // echo
   for (const ToolEvent& event : events) {
     if (event.kind == ToolEvent::Kind::kText) {
       text += event.text;
@@ -184,7 +184,7 @@ void ResponseWriter::usage_chunk(std::string& out, std::span<const Choice> choic
 }
 
 void ResponseWriter::append_chat_message(std::string& out, const Choice& choice) const {
-  const std::string text = join(choice, ToolEvent::Kind::kText);
+  const std::string text = choice.prompt_text + join(choice, ToolEvent::Kind::kText);
   const std::string reasoning = join(choice, ToolEvent::Kind::kReasoning);
   out += "{\"role\":\"assistant\",\"content\":";
   if (text.empty() && !choice.calls.empty()) {

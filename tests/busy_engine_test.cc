@@ -12,6 +12,7 @@
 
 #include "backend/devices/devices.h"
 #include "base/testing/scratch_folder.h"
+#include "engine/testing/allowed_tokens_of.h"
 #include "policy/slo_policy.h"
 #include "policy/testing/step_tables.h"
 #include "runtime/loaded_model.h"
@@ -59,6 +60,8 @@ class Fifth final : public TokenConstraint {
 struct Asked {
   std::vector<int32_t> prompt;
   SamplingParams sampling;
+  std::vector<int32_t> allowed_ids;
+  std::vector<std::vector<int32_t>> bad_words;
   Pooling pooling = Pooling::kNone;
   bool prompt_only = false;
   int32_t grammar = 0;  // tokens
@@ -69,6 +72,9 @@ struct Asked {
     r.id = std::move(id);
     r.prompt = prompt;
     r.sampling = sampling;
+    if (!allowed_ids.empty() || !bad_words.empty()) {
+      r.sampling.allowed = allowed_tokens_of(kVocab, allowed_ids, bad_words);
+    }
     r.pooling = pooling;
     r.prompt_only = prompt_only;
     r.precision = PrecisionClass::kExact;
@@ -113,17 +119,17 @@ Asked any_request(Draw& draw) {
     p.stop_token_ids.push_back(3 + draw.below(290));
   }
   const auto forbid = [&](int32_t most) {
-    std::vector<int32_t>& word = p.bad_words.emplace_back();
+    std::vector<int32_t>& word = a.bad_words.emplace_back();
     for (int32_t n = 1 + draw.below(most); n > 0; --n) word.push_back(3 + draw.below(290));
   };
   if (draw.one_in(4)) {
-    for (int32_t k = 100 + draw.below(200); k > 0; --k) p.allowed_token_ids.push_back(draw.below(kVocab));
+    for (int32_t k = 100 + draw.below(200); k > 0; --k) a.allowed_ids.push_back(draw.below(kVocab));
   }
   if (draw.one_in(4)) {
     // With hundreds of them many begin with any two tokens.
     const int32_t most = draw.one_in(2) ? 1 : 2;
     for (int32_t k = most == 1 ? 40 : 4000; k > 0; --k) forbid(most);
-    if (most == 2) std::erase_if(p.bad_words, [](const auto& word) { return word.size() == 1 && word[0] % 4 != 0; });
+    if (most == 2) std::erase_if(a.bad_words, [](const auto& word) { return word.size() == 1 && word[0] % 4 != 0; });
   }
   p.logprobs = draw.one_in(2);
   if (p.logprobs) p.top_logprobs = draw.below(6);
@@ -155,13 +161,13 @@ void take(std::vector<RequestOutput> outputs, std::map<std::string, Got>& got) {
 }
 
 // Whether an answer keeps to its request's allowed_token_ids and bad_words.
-bool obeys(const std::vector<OutputToken>& tokens, const SamplingParams& p) {
+bool obeys(const std::vector<OutputToken>& tokens, const Asked& asked) {
   std::vector<int32_t> ids;
   for (const OutputToken& token : tokens) {
     ids.push_back(token.token);
-    const auto& allowed = p.allowed_token_ids;
+    const auto& allowed = asked.allowed_ids;
     if (!allowed.empty() && std::find(allowed.begin(), allowed.end(), ids.back()) == allowed.end()) return false;
-    for (const std::vector<int32_t>& word : p.bad_words) {
+    for (const std::vector<int32_t>& word : asked.bad_words) {
       if (word.back() == ids.back() && ids.size() >= word.size() &&
           std::equal(word.rbegin(), word.rend(), ids.rbegin()))
         return false;
@@ -264,8 +270,8 @@ TEST(BusyEngine, ExactAnswersAreThoseOfTheRequestAlone) {
       EXPECT_EQ(told(got.tokens), told(want.tokens));
       EXPECT_EQ(told(got.prompt), told(want.prompt));
       EXPECT_EQ(got.embedding, want.embedding);
-      EXPECT_TRUE(obeys(got.tokens, asked[i].sampling));
-      EXPECT_TRUE(obeys(together[std::to_string(i) + "b"].tokens, asked[i].sampling));
+      EXPECT_TRUE(obeys(got.tokens, asked[i]));
+      EXPECT_TRUE(obeys(together[std::to_string(i) + "b"].tokens, asked[i]));
     }
   }
   EXPECT_GT(preemptions, 50u);
@@ -286,8 +292,8 @@ TEST(BusyEngine, DraftsKeepToTheTokensThatMayCome) {
   asked.sampling.temperature = 0;
   asked.sampling.max_tokens = 100;
   asked.sampling.ignore_eos = true;
-  for (int32_t token = 3; token < 30; ++token) asked.sampling.allowed_token_ids.push_back(token);
-  for (int32_t token = 3; token < 30; token += 2) asked.sampling.bad_words.push_back({token});
+  for (int32_t token = 3; token < 30; ++token) asked.allowed_ids.push_back(token);
+  for (int32_t token = 3; token < 30; token += 2) asked.bad_words.push_back({token});
   EngineConfig config;
   config.max_context = kContext;
   config.kv_blocks = kContext / config.block_size;
@@ -299,7 +305,7 @@ TEST(BusyEngine, DraftsKeepToTheTokensThatMayCome) {
   std::map<std::string, Got> got;
   while (!serving->engine->idle()) take(serving->engine->step(), got);
   EXPECT_EQ(got["a"].tokens.size(), 100u);
-  EXPECT_TRUE(obeys(got["a"].tokens, asked.sampling));
+  EXPECT_TRUE(obeys(got["a"].tokens, asked));
   const EngineStats stats = serving->engine->stats();
   EXPECT_GT(stats.accepted_tokens * 2, stats.drafted_tokens);
 }

@@ -161,7 +161,7 @@ nfp_status nfp_engine_submit(nfp_engine* engine, const char* request) {
     NFP_CAPI_REQUIRE(engine != nullptr && request != nullptr, "nfp_engine_submit: a pointer is null");
     const auto json = nfp::capi::parse_object(request, "request");
     if (!json.ok()) return fail(json.error());
-    auto parsed = nfp::capi::parse_request(*json, engine->loaded->tokenizer.get());
+    auto parsed = nfp::capi::parse_request(*json, engine->loaded->tokenizer.get(), engine->loaded->config.vocab);
     if (!parsed.ok()) return fail(parsed.error());
     const std::lock_guard lock(engine->mutex);
     return done(engine->serving.engine->submit(std::move(parsed).value()));

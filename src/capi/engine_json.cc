@@ -6,6 +6,7 @@
 
 #include "backend/sampling.h"
 #include "base/json_depth.h"
+#include "engine/allowed_tokens.h"
 #include "text/bad_word.h"
 
 namespace nfp::capi {
@@ -152,7 +153,7 @@ Result<std::vector<int32_t>> parse_ids(const Json& json, std::string_view field)
   return ids;
 }
 
-Result<Request> parse_request(const Json& json, const Tokenizer* tokenizer) {
+Result<Request> parse_request(const Json& json, const Tokenizer* tokenizer, int32_t vocab) {
   Request request;
   SamplingParams& p = request.sampling;
   Fields fields;
@@ -189,9 +190,11 @@ Result<Request> parse_request(const Json& json, const Tokenizer* tokenizer) {
     NFP_ASSIGN_OR_RETURN(p.stop_token_ids, parse_ids(value, "stop_token_ids"));
     return ok_status();
   });
+  std::vector<int32_t> allowed_ids;
+  std::vector<std::vector<int32_t>> bad_words;
   fields.other("allowed_token_ids", [&](const Json& value) -> Status {
-    NFP_ASSIGN_OR_RETURN(p.allowed_token_ids, parse_ids(value, "allowed_token_ids"));
-    if (p.allowed_token_ids.empty()) return bad("allowed_token_ids", "is empty; leave it out to allow all tokens");
+    NFP_ASSIGN_OR_RETURN(allowed_ids, parse_ids(value, "allowed_token_ids"));
+    if (allowed_ids.empty()) return bad("allowed_token_ids", "is empty; leave it out to allow all tokens");
     return ok_status();
   });
   fields.other("bad_words", [&](const Json& value) -> Status {
@@ -200,7 +203,7 @@ Result<Request> parse_request(const Json& json, const Tokenizer* tokenizer) {
       if (!value.is_array() || !text.is_string()) return bad("bad_words", "must be a list of texts");
       auto words = bad_word_tokens(*tokenizer, text.get<std::string>());
       if (!words.ok()) return bad("bad_words", fmt::format("has a word that cannot be: {}", words.error().message));
-      for (std::vector<int32_t>& word : *words) p.bad_words.push_back(std::move(word));
+      for (std::vector<int32_t>& one : *words) bad_words.push_back(std::move(one));
     }
     return ok_status();
   });
@@ -225,6 +228,11 @@ Result<Request> parse_request(const Json& json, const Tokenizer* tokenizer) {
   fields.integer("prompt_logprobs", p.prompt_logprobs, 0, kMaxTopLogprobs);
   NFP_RETURN_IF_ERROR(fields.read(json));
   if (request.id.empty()) return bad("id", "is missing");
+  if (!allowed_ids.empty() || !bad_words.empty()) {
+    if (const auto wrong = AllowedTokens::make(allowed_ids, std::move(bad_words), vocab, &p.allowed)) {
+      return Error{ErrorCode::kInvalidInput, wrong->message};
+    }
+  }
   return request;
 }
 

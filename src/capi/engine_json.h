@@ -25,7 +25,7 @@ Result<nlohmann::ordered_json> parse_object(std::string_view text, std::string_v
 
 Result<EngineSettings> parse_settings(const nlohmann::ordered_json& json);
 // `tokenizer` for bad_words; null = they are refused.
-Result<Request> parse_request(const nlohmann::ordered_json& json, const Tokenizer* tokenizer);
+Result<Request> parse_request(const nlohmann::ordered_json& json, const Tokenizer* tokenizer, int32_t vocab);
 Result<std::vector<int32_t>> parse_ids(const nlohmann::ordered_json& json, std::string_view field);
 
 nlohmann::ordered_json to_json(const RequestOutput& output);

@@ -1,7 +1,9 @@
-// What a request's `allowed_token_ids` and `bad_words` leave of the vocabulary.
+// What a request's `allowed_token_ids` and `bad_words` leave of the vocabulary. Made once, and shared by its answers.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -11,19 +13,22 @@ namespace nfp {
 
 class AllowedTokens {
  public:
-  AllowedTokens() = default;  // all of it
-  // Every id is in the vocabulary.
-  AllowedTokens(const SamplingParams& sampling, int32_t vocab);
+  // The lists as tokens: `ids` empty = all tokens; the last token of a bad word may not follow its others. Error: an id
+  // that is not in the vocabulary, more ids than it has, a word without tokens.
+  static std::optional<RequestError> make(std::span<const int32_t> ids, std::vector<std::vector<int32_t>> bad_words,
+                                          int32_t vocab, std::shared_ptr<const AllowedTokens>* out);
 
-  bool all() const { return mask_.empty(); }
+  bool has_ids() const { return has_ids_; }
   // Whether what may come depends on the tokens before: there are bad words of several tokens.
   bool reads_output() const { return !words_.empty(); }
-  // What may come wherever no word of several tokens forbids it: bit v % 32 of word v / 32. Empty where all() holds.
+  // What may come wherever no word of several tokens forbids it: bit v % 32 of word v / 32.
   std::span<const uint32_t> mask() const { return mask_; }
   // Takes out of a mask of as many words what may not follow `output`, the answer so far.
   void restrict(std::span<uint32_t> mask, std::span<const int32_t> output) const;
+  size_t bytes() const;
 
  private:
+  bool has_ids_ = false;
   std::vector<uint32_t> mask_;
   std::vector<std::vector<int32_t>> words_;  // of several tokens, in order of their last token but one
 };

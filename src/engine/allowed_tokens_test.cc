@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <iterator>
 #include <random>
+#include <utility>
+
+#include "engine/testing/allowed_tokens_of.h"
 
 namespace nfp {
 namespace {
@@ -25,49 +27,53 @@ bool forbidden(const std::vector<std::vector<int32_t>>& words, const std::vector
   });
 }
 
-TEST(AllowedTokens, WithoutListsAllMayCome) {
-  const AllowedTokens allowed(SamplingParams{}, 40);
-  EXPECT_TRUE(allowed.all());
-  EXPECT_FALSE(allowed.reads_output());
-}
-
 TEST(AllowedTokens, MasksEndWithTheVocabulary) {
-  SamplingParams params;
-  params.bad_words = {{3}};
   for (const int32_t vocab : {4, 31, 32, 33, 64, 70}) {
-    const AllowedTokens allowed(params, vocab);
-    const std::vector<int32_t> left = tokens_of(allowed.mask());
+    const std::vector<int32_t> left = tokens_of(allowed_tokens_of(vocab, {}, {{3}})->mask());
     EXPECT_EQ(left.size(), static_cast<size_t>(vocab - 1));
     EXPECT_LT(left.back(), vocab);
   }
+}
+
+TEST(AllowedTokens, WhatCannotBeIsNamed) {
+  const auto field = [](std::vector<int32_t> ids, std::vector<std::vector<int32_t>> words) {
+    std::shared_ptr<const AllowedTokens> made;
+    const auto bad = AllowedTokens::make(ids, std::move(words), 10, &made);
+    EXPECT_FALSE(bad && made);
+    EXPECT_TRUE(!bad || bad->message.find(bad->field) != std::string::npos);
+    return bad ? bad->field : "";
+  };
+  EXPECT_EQ(field({3, 10}, {}), "allowed_token_ids");
+  EXPECT_EQ(field({-1}, {}), "allowed_token_ids");
+  EXPECT_EQ(field(std::vector<int32_t>(11, 3), {}), "allowed_token_ids");
+  EXPECT_EQ(field(std::vector<int32_t>(10, 3), {{9, 0}}), "");
+  EXPECT_EQ(field({}, {{1, 10}}), "bad_words");
+  EXPECT_EQ(field({}, {{-1, 1}}), "bad_words");
+  EXPECT_EQ(field({}, {{1}, {}}), "bad_words");
 }
 
 TEST(AllowedTokens, FollowVllmsRule) {
   std::mt19937 random(1);
   const auto draw = [&](int32_t below) { return static_cast<int32_t>(random() % static_cast<uint32_t>(below)); };
   for (int i = 0; i < 2000; ++i) {
-    const int32_t vocab = 3 + draw(60), letters = std::min(vocab, 3);
-    SamplingParams params;
-    for (int32_t k = draw(2) * draw(8); k > 0; --k) params.allowed_token_ids.push_back(draw(vocab));
+    const int32_t vocab = 8 + draw(60), letters = 3;
+    std::vector<int32_t> ids, output;
+    std::vector<std::vector<int32_t>> words;
+    for (int32_t k = draw(2) * draw(8); k > 0; --k) ids.push_back(draw(vocab));
     for (int32_t k = draw(6); k > 0; --k) {
-      std::vector<int32_t>& word = params.bad_words.emplace_back();
+      std::vector<int32_t>& word = words.emplace_back();
       for (int32_t n = 1 + draw(4); n > 0; --n) word.push_back(draw(letters));
     }
-    std::vector<int32_t> output;
     for (int32_t n = draw(6); n > 0; --n) output.push_back(draw(letters));
-    const AllowedTokens allowed(params, vocab);
-    const bool lists = !params.allowed_token_ids.empty() || !params.bad_words.empty();
-    ASSERT_EQ(allowed.all(), !lists);
-    if (!lists) continue;
+    const auto allowed = allowed_tokens_of(vocab, ids, words);
     std::vector<uint32_t> mask((static_cast<size_t>(vocab) + 31) / 32);
-    for (uint32_t& word : mask) word = random() | random();  // a grammar's
+    for (uint32_t& word : mask) word = static_cast<uint32_t>(random() | random());  // a grammar's
     std::vector<int32_t> expected = tokens_of(mask);
     std::erase_if(expected, [&](int32_t token) {
-      const auto& ids = params.allowed_token_ids;
       const bool listed = ids.empty() ? token < vocab : std::find(ids.begin(), ids.end(), token) != ids.end();
-      return !listed || forbidden(params.bad_words, output, token);
+      return !listed || forbidden(words, output, token);
     });
-    allowed.restrict(mask, output);
+    allowed->restrict(mask, output);
     ASSERT_EQ(tokens_of(mask), expected);
   }
 }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "engine/engine.h"
+#include "engine/testing/allowed_tokens_of.h"
 #include "engine/testing/scripted_runner.h"
 #include "policy/slo_policy.h"
 #include "policy/testing/step_tables.h"
@@ -225,8 +226,8 @@ Hour busy_hour(uint32_t seed, int32_t drafts) {
     if (draw(8) == 0) r.sampling.ignore_eos = true;
     if (draw(6) == 0) r.sampling.repetition_penalty = 1.1f;
     if (draw(8) == 0) r.constraint = std::make_unique<Anything>();
-    if (draw(8) == 0) r.sampling.bad_words = {{4}};
-    if (draw(8) == 0) r.sampling.bad_words = {{4, 5}};
+    if (draw(8) == 0) r.sampling.allowed = allowed_tokens_of(kVocab, {}, {{4}});
+    if (draw(8) == 0) r.sampling.allowed = allowed_tokens_of(kVocab, {}, {{4, 5}});
     if (draw(8) == 0) r.sampling.prompt_logprobs = 0;
     if (draw(12) == 0) r.prompt_only = true;
     r.precision = static_cast<PrecisionClass>(draw(3));
@@ -495,7 +496,7 @@ TEST(Drafts, AreNotForRequestsWhoseNextTokenDependsOnTheLastInAnotherWay) {
   Request words = request("words", {5, 6}, 10);
   penal.sampling.repetition_penalty = 1.2f;
   grammar.constraint = std::make_unique<Anything>();
-  words.sampling.bad_words = {{5, 6}};
+  words.sampling.allowed = allowed_tokens_of(kVocab, {}, {{5, 6}});
   ASSERT_TRUE(engine.submit(std::move(penal)).ok());
   ASSERT_TRUE(engine.submit(std::move(words)).ok());
   ASSERT_TRUE(engine.submit(std::move(grammar)).ok());
@@ -503,7 +504,7 @@ TEST(Drafts, AreNotForRequestsWhoseNextTokenDependsOnTheLastInAnotherWay) {
   for (int i = 0; i < 3; ++i) take(engine.step(), answers);
   EXPECT_EQ(runner.steps, (std::vector<int32_t>{0, 0, 0}));
   Request free = request("free", {5, 6}, 11);
-  free.sampling.bad_words = {{5}};  // of one token: forbidden wherever it is
+  free.sampling.allowed = allowed_tokens_of(kVocab, {}, {{5}});  // of one token: forbidden wherever it is
   ASSERT_TRUE(engine.submit(std::move(free)).ok());
   for (int i = 0; i < 3; ++i) take(engine.step(), answers);
   EXPECT_EQ(runner.steps, (std::vector<int32_t>{0, 0, 0, 0, 4, 4}));

@@ -144,11 +144,7 @@ Status Engine::submit(Request request) {
                  request.sampling.logit_bias.size(), sequence->end_ids.size(), kMaxRowBias);
   }
   sequence->request = std::move(request);
-  SamplingParams& sampling = sequence->request.sampling;
-  merge_bias(sampling.logit_bias);
-  if (!sequence->pooled()) sequence->allowed = AllowedTokens(sampling, runner_->vocab());
-  sampling.allowed_token_ids = {};
-  sampling.bad_words = {};
+  merge_bias(sequence->request.sampling.logit_bias);
   const int32_t room = bounds().max_context - sequence->prompt_size();
   const int32_t max_tokens = sequence->pooled()              ? 0
                              : sequence->request.prompt_only ? 1

@@ -12,6 +12,7 @@
 #include <set>
 #include <utility>
 
+#include "engine/testing/allowed_tokens_of.h"
 #include "engine/testing/scripted_runner.h"
 #include "policy/slo_policy.h"
 #include "policy/testing/step_tables.h"
@@ -1040,9 +1041,8 @@ TEST(Engine, RowsUnderAGrammarOrBadWordsOfSeveralTokensDoNotRunAhead) {
   ASSERT_TRUE(engine.submit(std::move(r)).ok());
   ASSERT_TRUE(engine.submit(request("free", {6}, 20)).ok());
   Request words = request("words", {7}, 10), listed = request("listed", {8}, 20);
-  words.sampling.bad_words = {{5, 6}};
-  listed.sampling.allowed_token_ids = {5, 6};
-  listed.sampling.bad_words = {{5}};
+  words.sampling.allowed = allowed_tokens_of(kVocab, {}, {{5, 6}});
+  listed.sampling.allowed = allowed_tokens_of(kVocab, {5, 6}, {{5}});
   ASSERT_TRUE(engine.submit(std::move(words)).ok());
   ASSERT_TRUE(engine.submit(std::move(listed)).ok());
   // "free" and "listed" need a step a token, the others each other one.

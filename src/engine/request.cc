@@ -18,12 +18,6 @@ Found out_of_range(std::string_view field, T value, std::string_view expected) {
   return RequestError{std::string(field), fmt::format("{} is {}; it must be {}", field, value, expected)};
 }
 
-Found check_token(std::string_view field, int32_t token, int32_t vocab) {
-  if (token >= 0 && token < vocab) return std::nullopt;
-  return RequestError{std::string(field),
-                      fmt::format("{}: token id {} is not in the vocabulary (0 to {})", field, token, vocab - 1)};
-}
-
 Found check_sampling(const SamplingParams& p, int32_t vocab) {
   // Written so that NaN fails every test.
   if (!(p.temperature >= 0.0f && p.temperature <= 100.0f))
@@ -57,20 +51,6 @@ Found check_sampling(const SamplingParams& p, int32_t vocab) {
   for (int32_t token : p.stop_token_ids) {
     if (auto bad = check_token("stop_token_ids", token, vocab)) return bad;
   }
-  if (p.allowed_token_ids.size() > static_cast<size_t>(std::max(vocab, 0))) {
-    return RequestError{"allowed_token_ids",
-                        fmt::format("allowed_token_ids has {} entries; the vocabulary has {} tokens",
-                                    p.allowed_token_ids.size(), vocab)};
-  }
-  for (int32_t token : p.allowed_token_ids) {
-    if (auto bad = check_token("allowed_token_ids", token, vocab)) return bad;
-  }
-  for (const std::vector<int32_t>& word : p.bad_words) {
-    if (word.empty()) return RequestError{"bad_words", "bad_words: a word has no tokens; leave it out"};
-    for (int32_t token : word) {
-      if (auto bad = check_token("bad_words", token, vocab)) return bad;
-    }
-  }
   for (const std::string& stop : p.stop) {
     if (stop.empty()) return RequestError{"stop", "stop: a stop string is empty; leave it out"};
   }
@@ -79,9 +59,8 @@ Found check_sampling(const SamplingParams& p, int32_t vocab) {
 
 // Whether any token may come first.
 Found check_choice(const SamplingParams& p, const RequestBounds& bounds) {
-  const AllowedTokens allowed(p, bounds.vocab);
-  if (allowed.all()) return std::nullopt;
-  std::vector<uint32_t> left(allowed.mask().begin(), allowed.mask().end());
+  if (!p.allowed) return std::nullopt;
+  std::vector<uint32_t> left(p.allowed->mask().begin(), p.allowed->mask().end());
   const auto forbid = [&](int32_t token) {
     const auto bit = static_cast<uint32_t>(token);
     if (bit / 32 < left.size()) left[bit / 32] &= ~(1u << (bit % 32));
@@ -96,7 +75,7 @@ Found check_choice(const SamplingParams& p, const RequestBounds& bounds) {
     }
   }
   if (std::any_of(left.begin(), left.end(), [](uint32_t word) { return word != 0; })) return std::nullopt;
-  if (p.allowed_token_ids.empty()) {
+  if (!p.allowed->has_ids()) {
     return RequestError{"bad_words",
                         "bad_words, with logit_bias and min_tokens, forbids every token of the vocabulary"};
   }
@@ -143,6 +122,12 @@ Found check_prompt(std::span<const int32_t> prompt, const SamplingParams& p, con
 }
 
 }  // namespace
+
+Found check_token(std::string_view field, int32_t token, int32_t vocab) {
+  if (token >= 0 && token < vocab) return std::nullopt;
+  return RequestError{std::string(field),
+                      fmt::format("{}: token id {} is not in the vocabulary (0 to {})", field, token, vocab - 1)};
+}
 
 std::string_view name_of(FinishReason reason) {
   constexpr std::string_view kNames[] = {"stop", "length", "abort", "error"};

@@ -18,6 +18,8 @@
 
 namespace nfp {
 
+class AllowedTokens;
+
 struct SamplingParams {
   float temperature = 1.0f;         // 0 = greedy
   int32_t top_k = 0;                // 0 = off
@@ -28,8 +30,7 @@ struct SamplingParams {
   float frequency_penalty = 0.0f;   // [-2, 2]; output tokens
   std::optional<uint64_t> seed;     // absent = drawn by the engine
   std::vector<std::pair<int32_t, float>> logit_bias;
-  std::vector<int32_t> allowed_token_ids;       // only these may come; empty = all
-  std::vector<std::vector<int32_t>> bad_words;  // as tokens: the last one of a word may not follow its others
+  std::shared_ptr<const AllowedTokens> allowed;  // null = all tokens may come (engine/allowed_tokens.h)
 
   std::optional<int32_t> max_tokens;  // absent = until the context is full
   // Stop strings do not count before, and end-of-generation and stop ids are forbidden; these not where there is a
@@ -74,6 +75,9 @@ struct RequestError {
   std::string message;    // names the field too
   bool too_long = false;  // prompt and answer do not fit into the context
 };
+
+// Of an id that is not in the vocabulary.
+std::optional<RequestError> check_token(std::string_view field, int32_t token, int32_t vocab);
 
 // The one validation of a request: ranges of every field, token ids, and whether prompt and answer fit. A pooled
 // request has no answer, nor has one that wants its prompt only: the prompt may fill the context.

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <vector>
 
+#include "engine/testing/allowed_tokens_of.h"
+
 namespace nfp {
 namespace {
 
@@ -85,34 +87,22 @@ TEST(SamplingParams, EachBadFieldIsNamed) {
       {"stop_token_ids", [](SamplingParams& p) { p.stop_token_ids = {-3}; }},
       {"allowed_token_ids",
        [](SamplingParams& p) {
-         p.allowed_token_ids = {3, 10};
-       }},
-      {"allowed_token_ids", [](SamplingParams& p) { p.allowed_token_ids = {-1}; }},
-      {"allowed_token_ids", [](SamplingParams& p) { p.allowed_token_ids.assign(11, 3); }},
-      {"allowed_token_ids",
-       [](SamplingParams& p) {
-         p.allowed_token_ids = {3, 4};
-         p.bad_words = {{3}, {4}};
+         p.allowed = allowed_tokens_of(10, {3, 4}, {{3}, {4}});
        }},
       {"allowed_token_ids",
        [](SamplingParams& p) {
-         p.allowed_token_ids = {3};
+         p.allowed = allowed_tokens_of(10, {3});
          p.logit_bias = {{3, -INFINITY}};
        }},
       {"allowed_token_ids",
        [](SamplingParams& p) {
-         p.allowed_token_ids = {2, 3};
+         p.allowed = allowed_tokens_of(10, {2, 3});
          p.stop_token_ids = {3};
          p.min_tokens = 1;
        }},
       {"bad_words",
        [](SamplingParams& p) {
-         p.bad_words = {{1, 10}};
-       }},
-      {"bad_words", [](SamplingParams& p) { p.bad_words = {{}}; }},
-      {"bad_words",
-       [](SamplingParams& p) {
-         for (int32_t token = 0; token < 10; ++token) p.bad_words.push_back({token});
+         p.allowed = allowed_tokens_of(10, {}, {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}});
        }},
       {"stop", [](SamplingParams& p) { p.stop = {""}; }},
   };
@@ -128,12 +118,12 @@ TEST(SamplingParams, EachBadFieldIsNamed) {
 
 TEST(SamplingParams, OneTokenThatMayComeIsEnough) {
   SamplingParams params;
-  params.allowed_token_ids = {2, 3, 3};
-  params.bad_words = {{4}, {3, 3}, {2, 3}};
+  const std::vector<std::vector<int32_t>> words = {{4}, {3, 3}, {2, 3}};
+  params.allowed = allowed_tokens_of(10, {2, 3, 3}, words);
   params.logit_bias = {{4, -INFINITY}, {3, -100.0f}};
   params.min_tokens = 1;
   EXPECT_FALSE(validate(kPrompt, params, kBounds));
-  params.allowed_token_ids = {2};
+  params.allowed = allowed_tokens_of(10, {2}, words);
   EXPECT_TRUE(validate(kPrompt, params, kBounds));
   params.ignore_eos = true;
   EXPECT_FALSE(validate(kPrompt, params, kBounds));

@@ -22,7 +22,6 @@ inline constexpr int32_t kPendingToken = -1;
 struct Sequence {
   uint64_t serial = 0;  // order of arrival; a smaller one has priority
   Request request;
-  AllowedTokens allowed;                                // of the request's lists, which are empty here
   std::vector<int32_t> tokens;                          // prompt, then output
   int32_t limit = std::numeric_limits<int32_t>::max();  // tokens in all at which it ends
   int32_t computed = 0;                                 // tokens whose keys and values are in the cache
@@ -52,24 +51,25 @@ struct Sequence {
   int32_t prompt_size() const { return static_cast<int32_t>(request.prompt.size()); }
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
   int32_t output_size() const { return size() - prompt_size(); }
+  const AllowedTokens* allowed() const { return request.sampling.allowed.get(); }  // null = all tokens
   // Whether the host must see each token before it can tell which ones may come next: for a grammar, and for bad words
   // of several tokens.
-  bool awaits_token() const { return request.constraint || allowed.reads_output(); }
+  bool awaits_token() const { return request.constraint || (allowed() != nullptr && allowed()->reads_output()); }
   // Whether the next step can be planned before the one in flight has told its token: not at its last token, and not
   // where that must be seen first.
   bool may_run_ahead() const { return size() < limit && !awaits_token(); }
   // Whether some tokens may be forbidden where one is sampled.
-  bool masked() const { return request.constraint || !allowed.all(); }
+  bool masked() const { return request.constraint || allowed() != nullptr; }
   // Which tokens may come at this place of the answer, as TokenConstraint::fill() tells it.
   bool fill_mask(int32_t place, std::span<uint32_t> mask) const {
     const bool constrained = request.constraint && request.constraint->fill(mask);
-    if (allowed.all()) return constrained;
+    if (allowed() == nullptr) return constrained;
     if (!constrained) std::fill(mask.begin(), mask.end(), ~0u);
     std::span<const int32_t> output;
-    if (allowed.reads_output()) {
+    if (allowed()->reads_output()) {
       output = std::span(tokens).subspan(request.prompt.size(), static_cast<size_t>(place));
     }
-    allowed.restrict(mask, output);
+    allowed()->restrict(mask, output);
     return true;
   }
   bool pooled() const { return request.pooling != Pooling::kNone; }

@@ -20,13 +20,13 @@ DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 COMMON = {
     "model": "fake", "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.01, "presence_penalty": 0.1,
     "frequency_penalty": 0.1, "repetition_penalty": 1.1, "seed": 7, "stop": ["zz", "yy"], "stop_token_ids": [200],
-    "ignore_eos": True, "min_tokens": 2, "logit_bias": {"65": -100}, "n": 2, "prompt_logprobs": 1, "add_special_tokens": False,
+    "ignore_eos": True, "min_tokens": 2, "logit_bias": {"65": -100}, "allowed_token_ids": [97, 98, 99], "bad_words": ["a", "bc"], "n": 2, "prompt_logprobs": 1, "add_special_tokens": False,
     "skip_special_tokens": True, "precision": "exact", "user": "somebody", "metadata": {"a": "b"},
     "truncate_prompt_tokens": 50, "return_token_ids": True, "return_tokens_as_token_ids": True,
 }
 COMPLETION = {**COMMON, "prompt": "x", "echo": True, "logprobs": 2, "best_of": 3}
 CHAT = {**COMMON, "messages": [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]},
-                               {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}],
+                               {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}], "echo": True,
         "max_completion_tokens": 5, "include_reasoning": False, "reasoning_effort": "low", "verbosity": "low", "documents": [{"text": "x"}], "logprobs": True, "top_logprobs": 2, "tool_choice": "none",
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}
 
@@ -340,6 +340,7 @@ def test_what_a_response_cannot_include(fake, strict):
 @pytest.mark.parametrize("body,param", [
     ({"n": 129}, "n"), ({"stop": ["x"] * 17}, "stop"), ({"stop": "x" * 2000}, "stop"),
     ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"), ({"stop_token_ids": [1] * 257}, "stop_token_ids"),
+    ({"bad_words": ["x"] * 1025}, "bad_words"), ({"bad_words": ["x" * 1025]}, "bad_words[0]"), ({"allowed_token_ids": [1] * 300}, "allowed_token_ids"),
     ({"logprobs": 21}, "logprobs"), ({"guided_regex": "x" * (300 << 10)}, "guided_regex"),
     ({"guided_json": json.loads('{"not":' * 33 + "{}" + "}" * 33)}, "guided_json"), ({"precision": "fp4"}, "precision"),
 ])

@@ -82,7 +82,7 @@ MaybeError parse_logit_bias(Fields& fields, const RequestLimits& limits, Samplin
   return std::nullopt;
 }
 
-MaybeError parse_allowed_tokens(Fields& fields, SamplingParams* sampling) {
+MaybeError parse_allowed_tokens(Fields& fields, std::vector<int32_t>* out) {
   const Json* ids = fields.find("allowed_token_ids");
   if (ids == nullptr) return std::nullopt;
   if (!ids->is_array()) return bad_request("allowed_token_ids", "'allowed_token_ids' must be a list of token ids");
@@ -90,7 +90,7 @@ MaybeError parse_allowed_tokens(Fields& fields, SamplingParams* sampling) {
     return bad_request("allowed_token_ids",
                        "'allowed_token_ids' is empty: no token could come; leave it out to allow all");
   }
-  return parse_token_list(*ids, "allowed_token_ids", SIZE_MAX, &sampling->allowed_token_ids);
+  return parse_token_list(*ids, "allowed_token_ids", SIZE_MAX, out);
 }
 
 MaybeError parse_bad_words(Fields& fields, const RequestLimits& limits, std::vector<std::string>* out) {
@@ -295,7 +295,7 @@ MaybeError parse_sampling(Fields& fields, const RequestLimits& limits, Generatio
         parse_token_list(*ids, "stop_token_ids", static_cast<size_t>(limits.max_stop_token_ids), &s.stop_token_ids));
   }
   NFP_API_TRY(parse_logit_bias(fields, limits, &s));
-  NFP_API_TRY(parse_allowed_tokens(fields, &s));
+  NFP_API_TRY(parse_allowed_tokens(fields, &out->allowed_token_ids));
   return parse_bad_words(fields, limits, &out->bad_words);
 }
 

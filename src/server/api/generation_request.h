@@ -81,7 +81,8 @@ struct GenerationRequest {
   bool add_generation_prompt = true;
   bool continue_final_message = false;
 
-  SamplingParams sampling;  // `logprobs`, `top_logprobs`, `prompt_logprobs`, `bad_words` are set from the fields below
+  SamplingParams sampling;  // `logprobs`, `top_logprobs`, `prompt_logprobs`, `allowed` are set from the fields below
+  std::vector<int32_t> allowed_token_ids;
   std::vector<std::string> bad_words;
   bool echo = false;       // the prompt stands before the answer; in chat the message that this one continues
   bool no_output = false;  // max_tokens 0: only the prompt is wanted

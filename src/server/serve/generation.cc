@@ -1,8 +1,11 @@
 #include "server/serve/generation.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "base/log.h"
+#include "engine/allowed_tokens.h"
 #include "server/api/json_schema.h"
 #include "server/api/json_text.h"
 #include "server/serve/messages_writer.h"
@@ -70,14 +73,9 @@ std::unique_ptr<AnswerWriter> make_writer(const GenerationRequest& request, Serv
 
 // What the engine holds of them for one choice. Whoever looks for a stop string keeps where to go on from, for each of
 // its bytes.
-uint64_t bytes_of(const SamplingParams& sampling, int32_t vocab) {
+uint64_t bytes_of(const SamplingParams& sampling) {
   uint64_t bytes = sampling.logit_bias.size() * sizeof(sampling.logit_bias.front()) +
-                   2 * sampling.stop_token_ids.size() * sizeof(int32_t) +
-                   sampling.allowed_token_ids.size() * sizeof(int32_t);
-  if (!sampling.allowed_token_ids.empty() || !sampling.bad_words.empty()) bytes += static_cast<uint64_t>(vocab) / 8;
-  for (const std::vector<int32_t>& word : sampling.bad_words) {
-    bytes += 2 * (sizeof(word) + word.size() * sizeof(int32_t));
-  }
+                   2 * sampling.stop_token_ids.size() * sizeof(int32_t);
   for (const std::string& stop : sampling.stop) bytes += stop.size() * (2 + sizeof(size_t));
   return bytes;
 }
@@ -221,16 +219,7 @@ MaybeError Generation::prepare() {
     prepared_.prompt_texts.push_back(request_.echo ? *input.text : "");
   }
 
-  for (size_t i = 0; i < request_.bad_words.size(); ++i) {
-    auto tokens = bad_word_tokens(model.tokenizer(), request_.bad_words[i], stop);
-    if (!tokens.ok()) {
-      ApiError failure = from_engine(tokens.error());
-      failure.param = fmt::format("bad_words[{}]", i);
-      failure.message = fmt::format("'{}': {}", failure.param, failure.message);
-      return failure;
-    }
-    for (std::vector<int32_t>& word : *tokens) request_.sampling.bad_words.push_back(std::move(word));
-  }
+  NFP_API_TRY(choose_allowed_tokens());
 
   const int32_t wanted = request_.no_output ? 0 : request_.sampling.max_tokens.value_or(1);
   if (request_.truncate_prompt) {
@@ -250,6 +239,27 @@ MaybeError Generation::prepare() {
     return too_long(request_, prompt.size(), wanted, model.bounds().max_context);
   }
   return std::nullopt;
+}
+
+MaybeError Generation::choose_allowed_tokens() {
+  const ServedModel& model = state_->model;
+  const std::vector<int32_t> ids = std::exchange(request_.allowed_token_ids, {});
+  const std::vector<std::string> texts = std::exchange(request_.bad_words, {});
+  if (ids.empty() && texts.empty()) return std::nullopt;
+  std::vector<std::vector<int32_t>> words;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    auto tokens = bad_word_tokens(model.tokenizer(), texts[i], stop_.get_token());
+    if (!tokens.ok()) {
+      ApiError failure = from_engine(tokens.error());
+      failure.param = fmt::format("bad_words[{}]", i);
+      failure.message = fmt::format("'{}': {}", failure.param, failure.message);
+      return failure;
+    }
+    std::move(tokens->begin(), tokens->end(), std::back_inserter(words));
+  }
+  auto bad = AllowedTokens::make(ids, std::move(words), model.bounds().vocab, &request_.sampling.allowed);
+  if (!bad) return std::nullopt;
+  return bad_request(std::move(bad->field), std::move(bad->message));
 }
 
 void Generation::run() {
@@ -304,8 +314,8 @@ void Generation::set_parser(Choice& choice, bool* needs_special) const {
 MaybeError Generation::submit_all() {
   const auto samples = static_cast<size_t>(request_.best_of);
   // Each choice has its prompt as a request, as a sequence and, where they are asked for, as text or ids.
-  const uint64_t others = bytes_of(request_.sampling, state_->model.bounds().vocab);
-  uint64_t copies = 0;
+  const uint64_t others = bytes_of(request_.sampling);
+  uint64_t copies = request_.sampling.allowed ? request_.sampling.allowed->bytes() : 0;  // that one they share
   for (size_t p = 0; p < prepared_.prompts.size(); ++p) {
     const size_t arrays = request_.return_token_ids ? 3 : 2;
     const uint64_t prompt = prepared_.prompts[p].size() * sizeof(int32_t) * arrays + prepared_.prompt_texts[p].size();

@@ -29,6 +29,7 @@ class Generation final : public LiveRequest {
   bool scores_echo() const;  // the log-probabilities of the prompt's text are told
   const std::vector<std::string>& ignored() const override { return request_.ignored; }
   MaybeError prepare() override;
+  MaybeError choose_allowed_tokens();
   // Grammars are compiled on threads of their own.
   void prepared(MaybeError failure, bool on_worker) override;
   void compile(bool on_worker);

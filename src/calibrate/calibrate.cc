@@ -7,13 +7,13 @@
 #include <utility>
 
 #include "base/cpu_topology.h"
-#include "base/json_depth.h"
 #include "base/mapped_file.h"
 #include "base/user_folders.h"
 #include "calibrate/choose_layers.h"
 #include "calibrate/smoothing.h"
 #include "calibrate/store.h"
 #include "calibrate/text.h"
+#include "io/model_json.h"
 #include "runtime/loaded_model.h"
 
 namespace nfp {
@@ -137,9 +137,9 @@ Result<TensorScalings> smoothing_of(const std::string& model, const CalibrationO
 
 // "calibration" of config.json's "nestedfp" object; null where there is none.
 nlohmann::json stored_object(const ModelSource& source) {
-  const auto json = parse_file_json<nlohmann::json>(source.config_json());
-  if (!json.is_object() || !json.contains("nestedfp")) return nullptr;
-  const auto& nested = json["nestedfp"];
+  const auto json = parse_model_json<nlohmann::json>(source.config_json(), source.path() + ": config.json");
+  if (!json.ok() || !json->contains("nestedfp")) return nullptr;
+  const auto& nested = (*json)["nestedfp"];
   return nested.is_object() && nested.contains("calibration") ? nested["calibration"] : nullptr;
 }
 

@@ -10,6 +10,7 @@
 #include "base/json_depth.h"
 #include "io/gguf_parts.h"
 #include "io/gguf_tokenizer.h"
+#include "io/model_json.h"
 #include "io/nested_checkpoint.h"
 
 namespace nfp {
@@ -132,8 +133,8 @@ Result<std::vector<HubFile>> weight_files(const HubModel& model, const HubName& 
   std::vector<HubFile> out;
   NFP_RETURN_IF_ERROR(add_safetensors(model, name, read, "model", out));
   NFP_ASSIGN_OR_RETURN(const std::string config, read("config.json"));
-  const auto root = parse_file_json<nlohmann::json>(config);
-  if (root.is_object() && root.contains("nestedfp")) {
+  const auto root = parse_model_json<nlohmann::json>(config, name.text() + ": config.json");
+  if (root.ok() && root->contains("nestedfp")) {
     NFP_ASSIGN_OR_RETURN(const NestedInfo info, parse_nested_info(config, name.text() + ": config.json"));
     NFP_RETURN_IF_ERROR(add_safetensors(model, name, read, info.lower_directory + "/lower", out));
   }

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/float_types.h"
-#include "base/json_depth.h"
+#include "io/model_json.h"
 
 namespace nfp {
 namespace {
@@ -187,9 +187,8 @@ class Fp8Reader final : public MatrixReader {
 }  // namespace
 
 Result<std::optional<Fp8Scheme>> find_fp8_scheme(std::string_view config_json, const std::string& name) {
-  if (json_too_deep(config_json)) return error(ErrorCode::kInvalidInput, "{}: is nested too deeply", name);
-  const auto root = parse_file_json<SortedJson>(config_json);
-  if (!root.is_object() || root.contains("nestedfp")) return std::optional<Fp8Scheme>();
+  NFP_ASSIGN_OR_RETURN(const auto root, parse_model_json<SortedJson>(config_json, name));
+  if (root.contains("nestedfp")) return std::optional<Fp8Scheme>();
   const auto found = root.find("quantization_config");
   if (found == root.end() || !found->is_object()) return std::optional<Fp8Scheme>();
   return Scheme(*found, name).read();

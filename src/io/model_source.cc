@@ -1,7 +1,5 @@
 #include "io/model_source.h"
 
-#include <simdjson.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -14,6 +12,7 @@
 #include "io/gguf_parts.h"
 #include "io/gguf_tokenizer.h"
 #include "io/hub_cache.h"
+#include "io/model_json.h"
 #include "io/sources.h"
 
 namespace nfp {
@@ -84,12 +83,8 @@ Result<std::unique_ptr<ModelSource>> open_directory(const std::string& path) {
     if (!gguf.empty()) return open_gguf(gguf);
   }
   NFP_ASSIGN_OR_RETURN(std::string config, read_text_file(path + "/config.json", size_t{16} << 20));
-  simdjson::dom::parser parser;
-  simdjson::dom::element root;
-  if (parser.parse(config).get(root) != simdjson::SUCCESS || !root.is_object()) {
-    return error(ErrorCode::kInvalidInput, "{}/config.json: is not a JSON object", path);
-  }
-  const bool nested = root["nestedfp"].error() == simdjson::SUCCESS;
+  NFP_ASSIGN_OR_RETURN(const auto root, parse_model_json<nlohmann::json>(config, path + "/config.json"));
+  const bool nested = root.contains("nestedfp");
   return nested ? open_nested(path, std::move(config)) : open_plain_directory(path, std::move(config));
 }
 

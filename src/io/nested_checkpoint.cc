@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "base/json_depth.h"
+#include "io/model_json.h"
 
 namespace nfp {
 namespace {
@@ -27,17 +27,10 @@ Result<DType> weight_dtype(const Json& value, const std::string& name) {
                name);
 }
 
-Result<Json> parse_config_object(std::string_view text, const std::string& name) {
-  if (json_too_deep(text)) return error(ErrorCode::kInvalidInput, "{}: is nested too deeply", name);
-  auto json = parse_file_json<Json>(text);
-  if (!json.is_object()) return error(ErrorCode::kInvalidInput, "{}: is not a JSON object", name);
-  return json;
-}
-
 }  // namespace
 
 Result<NestedInfo> parse_nested_info(std::string_view config_json, const std::string& name) {
-  NFP_ASSIGN_OR_RETURN(const Json root, parse_config_object(config_json, name));
+  NFP_ASSIGN_OR_RETURN(const Json root, parse_model_json<Json>(config_json, name));
   const auto bad = [&](std::string_view field) {
     return error(ErrorCode::kInvalidInput, "{}: nestedfp: field '{}' is missing or wrong; convert the model again",
                  name, field);
@@ -83,7 +76,7 @@ Result<NestedInfo> parse_nested_info(std::string_view config_json, const std::st
 
 Result<std::string> nested_config(std::string_view source_config, const NestedInfo& info,
                                   const std::vector<std::string>& dense) {
-  NFP_ASSIGN_OR_RETURN(Json config, parse_config_object(source_config, "config.json"));
+  NFP_ASSIGN_OR_RETURN(Json config, parse_model_json<Json>(source_config, "config.json"));
   const Json weights = {
       {"num_bits", 8},      {"type", "float"},      {"strategy", "channel"}, {"symmetric", true},
       {"dynamic", false},   {"observer", "minmax"}, {"group_size", nullptr}, {"block_structure", nullptr},
@@ -119,17 +112,17 @@ Result<std::string> nested_config(std::string_view source_config, const NestedIn
   }
   for (const std::string& tensor : info.inexact) object["inexact"].push_back(tensor);
   if (!info.calibration.empty()) {
-    NFP_ASSIGN_OR_RETURN(object["calibration"], parse_config_object(info.calibration, "calibration"));
+    NFP_ASSIGN_OR_RETURN(object["calibration"], parse_model_json<Json>(info.calibration, "calibration"));
   }
   config["nestedfp"] = object;
-  return config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return dump_model_json(std::move(config)) + "\n";
 }
 
 Result<std::string> plain_config(std::string_view nested_config) {
-  NFP_ASSIGN_OR_RETURN(Json config, parse_config_object(nested_config, "config.json"));
+  NFP_ASSIGN_OR_RETURN(Json config, parse_model_json<Json>(nested_config, "config.json"));
   config.erase("quantization_config");
   config.erase("nestedfp");
-  return config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return dump_model_json(std::move(config)) + "\n";
 }
 
 }  // namespace nfp

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/json_depth.h"
 #include "io/family.h"
+#include "io/model_json.h"
 
 namespace nfp {
 namespace {
@@ -121,14 +121,14 @@ class SplitSource final : public ModelSource {
 
 Result<std::shared_ptr<const ModelSource>> split_fused(std::shared_ptr<const ModelSource> source) {
   if (source->stored_fp8()) return source;
-  const auto config = parse_file_json<nlohmann::json>(source->config_json());
-  if (!config.is_object()) return source;
-  const auto family = find_family("", model_type_of(config));
+  const auto config = parse_model_json<nlohmann::json>(source->config_json(), source->path() + "/config.json");
+  if (!config.ok()) return source;
+  const auto family = find_family("", model_type_of(*config));
   const auto names = find_family("LlamaForCausalLM", "");
   if (!family.ok() || !names.ok()) return source;
   if (!(*family)->has(TensorRole::kQueryKeyValue) && !(*family)->has(TensorRole::kGateUp)) return source;
   auto split = std::make_shared<SplitSource>(std::move(source));
-  NFP_RETURN_IF_ERROR(split->open(**family, **names, head_rows(config)));
+  NFP_RETURN_IF_ERROR(split->open(**family, **names, head_rows(*config)));
   return std::shared_ptr<const ModelSource>(std::move(split));
 }
 

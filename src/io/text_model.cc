@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
-#include "base/json_depth.h"
+#include "io/model_json.h"
 
 namespace nfp {
 namespace {
@@ -23,9 +24,7 @@ constexpr Multimodal kMultimodal[] = {
 
 Result<std::optional<std::string>> text_model_config(std::string_view config_json, const std::string& name) {
   using Json = nlohmann::ordered_json;
-  if (json_too_deep(config_json)) return error(ErrorCode::kInvalidInput, "{}: is nested too deeply", name);
-  const auto root = parse_file_json<Json>(config_json);
-  if (!root.is_object()) return error(ErrorCode::kInvalidInput, "{}: is not a JSON object", name);
+  NFP_ASSIGN_OR_RETURN(const auto root, parse_model_json<Json>(config_json, name));
   const auto architectures = root.find("architectures");
   const bool named = architectures != root.end() && architectures->is_array() && !architectures->empty();
   const auto known = std::find_if(std::begin(kMultimodal), std::end(kMultimodal), [&](const Multimodal& model) {
@@ -50,7 +49,7 @@ Result<std::optional<std::string>> text_model_config(std::string_view config_jso
        {"bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype", "dtype", "quantization_config"}) {
     if (root.contains(field) && !config.contains(field)) config[field] = root[field];
   }
-  return std::optional(config.dump(2, ' ', false, Json::error_handler_t::replace));
+  return std::optional(dump_model_json(std::move(config)));
 }
 
 std::optional<std::string> text_model_tensor(std::string_view name) {

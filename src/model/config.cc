@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/json_depth.h"
 #include "io/fp8_checkpoint.h"
+#include "io/model_json.h"
 #include "model/families/families.h"
 
 namespace nfp {
@@ -142,6 +142,8 @@ class Fields {
     return fallback.value_or(T());
   }
   static std::string shown(const Json& value) {
+    if (value.is_number_float() && std::isnan(value.get<double>())) return "NaN";
+    if (value.is_number_float() && std::isinf(value.get<double>())) return value < 0 ? "-Infinity" : "Infinity";
     std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
     if (text.size() > 60) text = text.substr(0, 57) + "...";
     return text;
@@ -156,14 +158,6 @@ class Fields {
   std::string where_;
   std::optional<Error> error_;
 };
-
-Result<Json> parse_object(std::string_view text, const std::string& name) {
-  if (json_too_deep(text)) return error(ErrorCode::kInvalidInput, "{}: is nested too deeply", name);
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return error(ErrorCode::kInvalidInput, "{}: is not valid JSON", name);
-  if (!json.is_object()) return error(ErrorCode::kInvalidInput, "{}: must be a JSON object", name);
-  return json;
-}
 
 void read_llama3(Fields& fields, RopeScaling& rope) {
   rope.low_freq_factor = fields.number("low_freq_factor", std::nullopt, 1e-3, 1e6);
@@ -376,7 +370,7 @@ void read_sizes(Fields& fields, const FamilyDefaults& defaults, ModelConfig& con
 }  // namespace
 
 Result<ModelConfig> parse_config(std::string_view text, const std::string& name) {
-  NFP_ASSIGN_OR_RETURN(const Json root, parse_object(text, name));
+  NFP_ASSIGN_OR_RETURN(const Json root, parse_model_json<Json>(text, name));
   Fields fields(root, name);
   ModelConfig config;
   config.model_type = fields.text("model_type", "");
@@ -456,7 +450,7 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
 }
 
 Status apply_generation_config(std::string_view text, const std::string& name, ModelConfig& config) {
-  NFP_ASSIGN_OR_RETURN(const Json root, parse_object(text, name));
+  NFP_ASSIGN_OR_RETURN(const Json root, parse_model_json<Json>(text, name));
   Fields fields(root, name);
   for (int32_t id : fields.ids("eos_token_id")) {
     if (std::find(config.eos_ids.begin(), config.eos_ids.end(), id) == config.eos_ids.end())

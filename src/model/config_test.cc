@@ -245,7 +245,7 @@ TEST(Config, ErrorsNameFileAndField) {
   deep.replace(deep.find("\"here\""), 6, std::string(1'000'000, '[') + std::string(1'000'000, ']'));
   const auto nested = parse_config(deep, "c");
   ASSERT_FALSE(nested.ok());
-  EXPECT_EQ(nested.error().message, "c: is nested too deeply");
+  EXPECT_EQ(nested.error().message, "c: is nested deeper than 200 levels");
 }
 
 // transformers' inv_freq is the unscaled one up to max_position_embeddings, whatever else the object says.

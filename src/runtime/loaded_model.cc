@@ -6,9 +6,9 @@
 #include <chrono>
 
 #include "backend/devices/devices.h"
-#include "base/json_depth.h"
 #include "base/log.h"
 #include "base/process_memory.h"
+#include "io/model_json.h"
 #include "model/dummy_model.h"
 #include "model/plan.h"
 
@@ -28,12 +28,9 @@ Status read_chat_template(LoadedModel& loaded) {
     if (found()) break;
     NFP_ASSIGN_OR_RETURN(const auto text, loaded.source->text_file(name));
     if (!text) continue;
-    if (json_too_deep(*text)) {
-      return error(ErrorCode::kInvalidInput, "{}: {} is nested deeper than {} levels", loaded.source->path(), name,
-                   kMaxFileJsonDepth);
-    }
-    const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object() || !json.contains("chat_template")) continue;
+    NFP_ASSIGN_OR_RETURN(const auto json,
+                         parse_model_json<nlohmann::json>(*text, fmt::format("{}: {}", loaded.source->path(), name)));
+    if (!json.contains("chat_template")) continue;
     const auto& chat = json["chat_template"];
     if (chat.is_string()) loaded.chat_template = chat.get<std::string>();
     if (chat.is_array()) {

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <map>
 
-#include "base/json_depth.h"
 #include "base/mapped_file.h"
+#include "io/model_json.h"
 #include "io/model_source.h"
 #include "model/config.h"
 #include "runtime/loaded_model.h"
@@ -16,8 +16,9 @@ namespace {
 
 // Of a model whose configuration is not one that we know.
 std::string architecture_in(std::string_view config) {
-  const auto root = parse_file_json<nlohmann::json>(config);
-  if (!root.is_object()) return "";
+  const auto parsed = parse_model_json<nlohmann::json>(config, "config.json");
+  if (!parsed.ok()) return "";
+  const nlohmann::json& root = *parsed;
   const auto list = root.find("architectures");
   return list != root.end() && list->is_array() && !list->empty() && list->front().is_string()
              ? list->front().get<std::string>()

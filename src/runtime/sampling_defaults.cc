@@ -5,8 +5,8 @@
 
 #include <cmath>
 
-#include "base/json_depth.h"
 #include "base/mapped_file.h"
+#include "io/model_json.h"
 
 namespace nfp {
 namespace {
@@ -37,11 +37,7 @@ std::string SamplingDefaults::text() const {
 }
 
 Result<SamplingDefaults> parse_sampling_defaults(std::string_view json, const std::string& name) {
-  if (json_too_deep(json)) {
-    return error(ErrorCode::kInvalidInput, "{}: is nested deeper than {} levels", name, kMaxFileJsonDepth);
-  }
-  const auto root = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
-  if (!root.is_object()) return error(ErrorCode::kInvalidInput, "{}: is not a JSON object", name);
+  NFP_ASSIGN_OR_RETURN(const auto root, parse_model_json<nlohmann::json>(json, name));
   SamplingDefaults out;
   Status status;
   const auto number = [&](const char* key) -> std::optional<double> {

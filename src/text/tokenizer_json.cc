@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/python_json.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer_components.h"
 #include "text/tokenizer_parts.h"
@@ -278,7 +279,7 @@ Result<TokenizerSpec> parse_files(const TokenizerFiles& files) {
   special.eos = first_known(spec.added, {"</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>"});
   if (!files.tokenizer_config.empty()) {
     const auto apply = [&]() -> Status {
-      NFP_ASSIGN_OR_RETURN(const Json config, parse_json(parser, files.tokenizer_config, "the file"));
+      NFP_ASSIGN_OR_RETURN(const Json config, parse_json(parser, quote_non_finite(files.tokenizer_config), "the file"));
       return apply_tokenizer_config(config, spec);
     };
     if (Status status = apply(); !status.ok()) return in_file("tokenizer_config.json", std::move(status).error());
@@ -286,7 +287,8 @@ Result<TokenizerSpec> parse_files(const TokenizerFiles& files) {
   bool knows_end = false;
   if (!files.generation_config.empty()) {
     const auto apply = [&]() -> Status {
-      NFP_ASSIGN_OR_RETURN(const Json config, parse_json(parser, files.generation_config, "the file"));
+      NFP_ASSIGN_OR_RETURN(const Json config,
+                           parse_json(parser, quote_non_finite(files.generation_config), "the file"));
       NFP_ASSIGN_OR_RETURN(knows_end, apply_generation_config(config, special.eog));
       return ok_status();
     };

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <cstring>
 
 #include "base/cpu_topology.h"
 #include "io/inspect.h"
@@ -96,6 +97,39 @@ TEST_F(Source, TheCacheIsSearchedAndTheDownloadNamed) {
     EXPECT_NE(failure(model).find("no such file or directory"), std::string::npos) << model;
   }
   unsetenv("HF_HUB_CACHE");
+}
+
+// The files of a snapshot are links to blobs, those in its folders too.
+TEST_F(Source, TheCacheMayHoldShardsInFolders) {
+  namespace fs = std::filesystem;
+  const auto tensors = tiny_model(DType::kF16);
+  const std::string folder = path("hub/models--org--name"), snapshot = folder + "/snapshots/abc";
+  fs::create_directories(snapshot + "/weights");
+  fs::create_directories(folder + "/blobs");
+  fs::create_directories(folder + "/refs");
+  ASSERT_TRUE(write_file(folder + "/refs/main", "abc").ok());
+  std::string map;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::string blob = fmt::format("{:040x}", i), shard = fmt::format("{}.safetensors", i);
+    testing::write_tensors(folder + "/blobs/" + blob, {tensors[i]});
+    const bool inside = i % 2 == 0;
+    fs::create_symlink((inside ? "../../../blobs/" : "../../blobs/") + blob,
+                       snapshot + (inside ? "/weights/" : "/") + shard);
+    map += fmt::format(R"({}"{}": "{}{}")", i > 0 ? "," : "", tensors[i].name, inside ? "weights/" : "", shard);
+  }
+  ASSERT_TRUE(write_file(folder + "/blobs/index", R"({"weight_map": {)" + map + "}}").ok());
+  ASSERT_TRUE(write_file(folder + "/blobs/config", testing::kTinyConfig).ok());
+  fs::create_symlink("../../blobs/index", snapshot + "/model.safetensors.index.json");
+  fs::create_symlink("../../blobs/config", snapshot + "/config.json");
+  ASSERT_EQ(setenv("HF_HUB_CACHE", path("hub").c_str(), 1), 0);
+  const auto source = ModelSource::open("org/name");
+  unsetenv("HF_HUB_CACHE");
+  ASSERT_TRUE(source.ok()) << source.error().message;
+  for (const auto& t : tensors) {
+    std::vector<uint16_t> halves(static_cast<size_t>(t.shape.elements()));
+    ASSERT_TRUE((*source)->read_fp16_rows(t.name, 0, t.shape[0], halves.data()).ok()) << t.name;
+    EXPECT_EQ(std::memcmp(halves.data(), t.bytes.data(), t.bytes.size()), 0) << t.name;
+  }
 }
 
 TEST_F(Source, AGgufFileBesideAConfigurationIsTheModel) {

@@ -201,3 +201,47 @@ TEST_F(SafetensorsFiles, OneFileCountsBesideAnIndex) {
 
 }  // namespace
 }  // namespace nfp
+TEST_F(SafetensorsFiles, ShardsMayLieInFoldersOfTheModel) {
+  namespace fs = std::filesystem;
+  fs::create_directories(path("weights/early"));
+  fs::create_directories(path("elsewhere"));
+  const auto a = random_tensor("a", DType::kF32, {3}, 1);
+  write_tensors(path("weights/early/1.safetensors"), {a});
+  write_tensors(path("2.safetensors"), {random_tensor("b", DType::kF32, {3}, 2)});
+  index(R"({"weight_map":{"a":"weights/early/1.safetensors","b":"2.safetensors"}})");
+  const auto set = ShardSet::open(dir_, "m");
+  ASSERT_TRUE(set.ok()) << set.error().message;
+  const auto bytes = set->bytes(*set->find("a"));
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), a.bytes);
+  EXPECT_TRUE(ShardSet::open(dir_ + "/./", "m").ok());
+  for (const char* file : {"weights/../2.safetensors", "weights//early/1.safetensors", "./2.safetensors",
+                           "weights/early/", "/weights/early/1.safetensors"}) {
+    index(fmt::format(R"({{"weight_map":{{"a":"{}"}}}})", file));
+    EXPECT_NE(set_error().find("weight_map 'a' does not name a file of this directory"), std::string::npos) << file;
+  }
+}
+
+// A link to a folder elsewhere leads out of the model; one within it does not.
+TEST_F(SafetensorsFiles, FoldersOfShardsThatAreLinksStayInTheModel) {
+  namespace fs = std::filesystem;
+  const std::string model = path("model");
+  fs::create_directories(model + "/inside");
+  fs::create_directories(path("elsewhere"));
+  for (const std::string& folder : {model + "/inside", path("elsewhere")}) {
+    write_tensors(folder + "/1.safetensors", {random_tensor("a", DType::kF32, {3}, 1)});
+  }
+  const auto open = [&](const fs::path& target) {
+    fs::remove(model + "/link");
+    fs::create_directory_symlink(target, model + "/link");
+    return ShardSet::open(model, "m");
+  };
+  ASSERT_TRUE(write_file(model + "/m.safetensors.index.json", R"({"weight_map":{"a":"link/1.safetensors"}})").ok());
+  EXPECT_TRUE(open("inside").ok());
+  for (const fs::path& target : {fs::path("../elsewhere"), fs::path(path("elsewhere"))}) {
+    const auto set = open(target);
+    ASSERT_FALSE(set.ok()) << target;
+    EXPECT_NE(set.error().message.find("weight_map 'a' does not name a file of this directory"), std::string::npos)
+        << set.error().message;
+  }
+}
+

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <simdjson.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -26,6 +27,17 @@ Error other_weights(const std::string& directory, Error missing) {
   return missing;
 }
 
+// Whether the folder of a file in `directory` is reached over a link that leaves it. The file itself may be one: those
+// of the Hugging Face cache are, to blobs elsewhere in it.
+bool leads_outside(const std::string& directory, const std::string& file) {
+  namespace fs = std::filesystem;
+  if (file.find('/') == std::string::npos) return false;
+  std::error_code code;
+  const fs::path top = fs::weakly_canonical(directory, code);
+  const fs::path folder = fs::weakly_canonical(fs::path(directory) / fs::path(file).parent_path(), code);
+  return code || std::mismatch(top.begin(), top.end(), folder.begin(), folder.end()).first != top.end();
+}
+
 }  // namespace
 
 Result<ShardSet> ShardSet::open(const std::string& directory, const std::string& prefix) {
@@ -44,6 +56,10 @@ Result<ShardSet> ShardSet::open(const std::string& directory, const std::string&
   if (parser.parse(text).get(root) != simdjson::SUCCESS || root["weight_map"].get(map) != simdjson::SUCCESS) {
     return error(ErrorCode::kInvalidInput, "{}: has no object 'weight_map'; download it again", index_path);
   }
+  const auto not_here = [&](std::string_view tensor) {
+    return error(ErrorCode::kInvalidInput, "{}: weight_map '{}' does not name a file of this directory", index_path,
+                 tensor);
+  };
   std::map<std::string, std::set<std::string>> shards;
   for (const auto& [tensor, shard] : map) {
     if (!is_tensor_name(tensor)) {
@@ -51,16 +67,14 @@ Result<ShardSet> ShardSet::open(const std::string& directory, const std::string&
                    index_path);
     }
     std::string_view file;
-    if (shard.get(file) != simdjson::SUCCESS || !is_plain_relative_path(file) ||
-        file.find('/') != std::string_view::npos) {
-      return error(ErrorCode::kInvalidInput, "{}: weight_map '{}' does not name a file of this directory", index_path,
-                   tensor);
-    }
+    if (shard.get(file) != simdjson::SUCCESS || !is_plain_relative_path(file)) return not_here(tensor);
     shards[std::string(file)].insert(std::string(tensor));
   }
   if (shards.empty()) return error(ErrorCode::kInvalidInput, "{}: lists no tensor", index_path);
-  for (const auto& [file, tensors] : shards)
+  for (const auto& [file, tensors] : shards) {
+    if (leads_outside(directory, file)) return not_here(*tensors.begin());
     NFP_RETURN_IF_ERROR(set.add(fmt::format("{}/{}", directory, file), &tensors));
+  }
   return set;
 }
 

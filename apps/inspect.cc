@@ -16,6 +16,7 @@
 #include "model/config.h"
 #include "model/dummy_model.h"
 #include "model/plan.h"
+#include "model/weight_loader.h"
 #include "progress_bar.h"
 #include "verbs.h"
 
@@ -74,7 +75,7 @@ nlohmann::ordered_json calibration_json(const ModelSource& source) {
 }
 
 void print_json(const ModelConfig& config, const ModelSource& source, const InspectReport& r,
-                const SamplingDefaults& sampling) {
+                const SamplingDefaults& sampling, const Status& complete) {
   nlohmann::ordered_json kinds = nlohmann::ordered_json::array();
   for (size_t k = 0; k < kGemmTypes; ++k) kinds.push_back(summary_json(kGemmTypeNames[k], r.kinds[k]));
   nlohmann::ordered_json exponents = nlohmann::ordered_json::object();
@@ -122,13 +123,14 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
        {"fp32", rounding_json(r.f32)},
        {"fp8",
         {{"verdict", verdict_name(r.verdict)}, {"explanation", r.verdict_text}, {"relative_error", r.relative_error}}},
+       {"incomplete", complete.ok() ? nullptr : nlohmann::ordered_json(complete.error().message)},
        {"left_out", r.left_out},
        {"matrices", matrices}});
   print_indented(out);
 }
 
 void print_text(const InspectFlags& flags, const ModelConfig& config, const ModelSource& source, const InspectReport& r,
-                const SamplingDefaults& sampling) {
+                const SamplingDefaults& sampling, const Status& complete) {
   fmt::print("{}\n{}: {} layers, hidden {}, {} heads ({} KV) of {}, vocabulary {}, context {}\n", source.path(),
              config.architecture, config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim,
              config.vocab, config.max_context);
@@ -138,6 +140,7 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
       static_cast<double>(r.parameters) / 1e6, static_cast<double>(r.linear_parameters) / 1e6,
       human_bytes(r.file_bytes), human_bytes(r.fp16_bytes), human_bytes(kv_bytes_per_token(config, DType::kF16)),
       human_bytes(kv_bytes_per_token(config, DType::kF8E4M3)), fp8_steps_text());
+  if (!complete.ok()) fmt::print("does not load: {}\n\n", complete.error().message);
   if (!r.left_out.empty()) {
     fmt::print("left out: {} tensors of its files that config.json does not imply ({}{})\n\n", r.left_out.size(),
                r.left_out.front(), r.left_out.size() > 1 ? ", ..." : "");
@@ -207,6 +210,7 @@ Status run(const InspectFlags& flags) {
   const std::shared_ptr<const ModelSource> source = std::move(opened);
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source->config_json(), source->path() + ": config.json"));
   NFP_ASSIGN_OR_RETURN(const SamplingDefaults sampling, load_sampling_defaults(*source, "auto"));
+  const Status complete = check_complete(*source, config);
   std::unordered_set<std::string> implied;
   for (const DummyTensor& tensor : tensors_of(config)) implied.insert(tensor.name);
   ThreadPool threads(usable_cpu_count());
@@ -218,9 +222,9 @@ Status run(const InspectFlags& flags) {
                                          [&](const std::string& name) { return implied.contains(name); }));
   }
   if (flags.json) {
-    print_json(config, *source, report, sampling);
+    print_json(config, *source, report, sampling, complete);
   } else {
-    print_text(flags, config, *source, report, sampling);
+    print_text(flags, config, *source, report, sampling, complete);
   }
   return ok_status();
 }

@@ -185,8 +185,11 @@ Status check_complete(const ModelSource& source, const ModelConfig& config) {
     }
   }
   if (missing.empty()) return shapes;
-  return error(ErrorCode::kInvalidInput, "{}: tensor{} {} {} missing; the checkpoint is incomplete", source.path(),
-               missing.size() > 1 ? "s" : "", listed(missing), missing.size() > 1 ? "are" : "is");
+  return error(
+      ErrorCode::kInvalidInput,
+      "{}: {} of the tensors that config.json implies {} missing: {}; the checkpoint is incomplete, download or "
+      "convert it again",
+      source.path(), missing.size(), missing.size() > 1 ? "are" : "is", listed(missing));
 }
 
 MatrixFilter chain(MatrixFilter first, MatrixFilter second) {

@@ -7,9 +7,11 @@
 #include <utility>
 
 #include "base/atomic_file.h"
+#include "base/log.h"
 #include "io/family.h"
 #include "io/gguf_tokenizer.h"
 #include "io/nested_checkpoint.h"
+#include "io/opaque_tensor.h"
 #include "io/safetensors_writer.h"
 #include "io/staged_directory.h"
 
@@ -103,6 +105,18 @@ TensorSource copy_of(const ModelSource& source, const TensorInfo& tensor) {
   return copy;
 }
 
+// All tensors but those of dtypes that are not written, of which a warning tells.
+std::vector<const TensorInfo*> written_tensors(const ModelSource& source) {
+  std::vector<const TensorInfo*> written, opaque;
+  for (const TensorInfo& tensor : source.tensors()) (is_opaque(tensor) ? opaque : written).push_back(&tensor);
+  if (!opaque.empty()) {
+    log::warn("{}: leaves out {} tensor{} of dtypes that are not written: '{}' ({}){}", source.path(), opaque.size(),
+              opaque.size() > 1 ? "s" : "", opaque.front()->name, opaque.front()->stored,
+              opaque.size() > 1 ? ", ..." : "");
+  }
+  return written;
+}
+
 enum class Plane { kUpper, kLower };
 
 TensorSource plane_of(const std::shared_ptr<MatrixReader>& matrix, const TensorInfo& tensor, Plane plane) {
@@ -141,6 +155,7 @@ std::string module_of(const std::string& tensor) { return tensor.substr(0, tenso
 uint64_t plain_bytes(const ModelSource& source) {
   uint64_t bytes = 0;
   for (const TensorInfo& tensor : source.tensors()) {
+    if (is_opaque(tensor)) continue;
     bytes += static_cast<uint64_t>(tensor.shape.elements()) * size_of(copied_dtype(tensor));
   }
   return bytes;
@@ -229,7 +244,8 @@ Result<ConvertReport> convert_into(StagedDirectory& staged, const ModelSource& s
   std::vector<TensorSource> main, lower;
   std::map<std::string, std::string> dense_groups;
   NFP_ASSIGN_OR_RETURN(const auto candidates, find_candidates(source, options, threads, dense_groups));
-  for (const TensorInfo& tensor : source.tensors()) {
+  for (const TensorInfo* each : written_tensors(source)) {
+    const TensorInfo& tensor = *each;
     // lm_head stays as it is on disk: other engines read it so. It is nested when it is loaded.
     const auto place = candidates.find(tensor.name);
     const auto dense_group = place == candidates.end() ? dense_groups.end() : dense_groups.find(place->second.group);
@@ -296,8 +312,8 @@ Result<RestoreReport> restore_into(StagedDirectory& staged, const ModelSource& s
   report.inexact.assign(info.inexact.begin(), info.inexact.end());
   std::vector<TensorSource> tensors;
   uint64_t total = 0;
-  for (const TensorInfo& tensor : source.tensors()) {
-    tensors.push_back(copy_of(source, tensor));
+  for (const TensorInfo* tensor : written_tensors(source)) {
+    tensors.push_back(copy_of(source, *tensor));
     total += tensors.back().bytes();
   }
   Meter meter(options.progress, "restoring", total);

@@ -104,7 +104,7 @@ class DirectorySource final : public ModelSource {
   Status add(const SafetensorsEntry& entry, const std::string& name) {
     if (has(name)) return error(ErrorCode::kInvalidInput, "{}: tensor '{}' is there twice", path_, name);
     const DType dtype = fp8_.find(entry.name) != nullptr ? DType::kF16 : entry.dtype;
-    add_tensor({name, dtype, std::string(info(entry.dtype).safetensors_name), entry.shape, entry.end - entry.begin});
+    add_tensor({name, dtype, entry.stored, entry.shape, entry.end - entry.begin});
     entries_.push_back(&entry);
     return ok_status();
   }

@@ -114,7 +114,7 @@ int64_t blocks_of(int64_t size, int64_t block) { return (size + block - 1) / blo
 Result<std::vector<float>> read_scales(const ShardSet& shards, const SafetensorsEntry& entry, const std::string& path) {
   if (!is_weight_float(entry.dtype)) {
     return error(ErrorCode::kUnsupported, "{}: tensor '{}' has dtype {}; scales must be F32, BF16 or F16", path,
-                 entry.name, name_of(entry.dtype));
+                 entry.name, entry.stored);
   }
   std::vector<float> scales(static_cast<size_t>(entry.shape.elements()));
   const std::span<const std::byte> bytes = shards.bytes(entry);

@@ -13,6 +13,7 @@
 #include "io/gguf_tokenizer.h"
 #include "io/hub_cache.h"
 #include "io/model_json.h"
+#include "io/opaque_tensor.h"
 #include "io/sources.h"
 
 namespace nfp {
@@ -131,7 +132,7 @@ Result<const TensorInfo*> ModelSource::need(std::string_view name) const {
   }
   if (!is_weight_float(tensor->dtype)) {
     return error(ErrorCode::kUnsupported, "{}: tensor '{}' has dtype {}; weights must be F16, BF16 or F32", path_, name,
-                 name_of(tensor->dtype));
+                 is_opaque(*tensor) ? std::string_view(tensor->stored) : name_of(tensor->dtype));
   }
   return tensor;
 }

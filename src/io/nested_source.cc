@@ -54,8 +54,7 @@ class NestedSource final : public ModelSource {
       if (entry->dtype == DType::kF8E4M3) {
         NFP_RETURN_IF_ERROR(add_nested(*entry));
       } else {
-        add_tensor({entry->name, entry->dtype, std::string(info(entry->dtype).safetensors_name), entry->shape,
-                    entry->end - entry->begin});
+        add_tensor({entry->name, entry->dtype, entry->stored, entry->shape, entry->end - entry->begin});
       }
     }
     if (planes_.size() != lower_.entries().size()) {

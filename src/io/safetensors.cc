@@ -66,14 +66,12 @@ class HeaderParser {
   Status tensor(simdjson::dom::element value, SafetensorsEntry& entry) const {
     std::string_view dtype;
     if (value["dtype"].get(dtype) != simdjson::SUCCESS) return bad(fmt::format("tensor '{}' has no dtype", entry.name));
-    const auto known = dtype_from_safetensors(dtype);
-    if (!known) {
-      if (!is_tensor_name(dtype))
-        return bad(fmt::format("tensor '{}' has a dtype that is no printable text", entry.name));
-      return error(ErrorCode::kUnsupported, "{}: tensor '{}' has dtype '{}', which is not supported", name_, entry.name,
-                   dtype);
+    if (!is_tensor_name(dtype)) {
+      return bad(fmt::format("tensor '{}' has a dtype that is no printable text", entry.name));
     }
-    entry.dtype = *known;
+    const auto known = dtype_from_safetensors(dtype);
+    entry.dtype = known.value_or(DType::kU8);
+    entry.stored = dtype;
     simdjson::dom::array shape;
     if (value["shape"].get(shape) != simdjson::SUCCESS) return bad(fmt::format("tensor '{}' has no shape", entry.name));
     uint64_t bytes = size_of(entry.dtype), largest = 0;
@@ -104,7 +102,9 @@ class HeaderParser {
     if (count != 2 || ends[0] > ends[1] || ends[1] > room) {
       return bad(fmt::format("tensor '{}' lies outside the file ({} bytes of data)", entry.name, room));
     }
-    if (ends[1] - ends[0] != bytes) {
+    if (!known) {
+      entry.shape = {static_cast<int64_t>(ends[1] - ends[0])};
+    } else if (ends[1] - ends[0] != bytes) {
       return bad(fmt::format("tensor '{}' has {} bytes, but its shape and dtype need {}", entry.name, ends[1] - ends[0],
                              bytes));
     }

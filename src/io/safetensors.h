@@ -19,6 +19,7 @@ namespace nfp {
 struct SafetensorsEntry {
   std::string name;
   DType dtype = DType::kF32;
+  std::string stored;  // the dtype as the file spells it. One that is not known here is kU8, with the bytes as shape.
   Shape shape;
   uint64_t begin = 0;  // bytes from the start of the file
   uint64_t end = 0;
@@ -29,8 +30,9 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-// Checks everything that a header can get wrong: length, JSON, dtypes, shapes, that sizes match shapes, that tensors
-// lie inside the file, and overlap neither each other nor the header. `name` is the file, for messages.
+// Checks everything that a header can get wrong: length, JSON, dtypes, shapes, that sizes match shapes (of known
+// dtypes), that tensors lie inside the file, and overlap neither each other nor the header. `name` is the file, for
+// messages.
 Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file, const std::string& name);
 
 }  // namespace nfp

@@ -54,7 +54,8 @@ TEST(Safetensors, EveryFaultIsNamed) {
       {file_of("[]", 0), "JSON object"},
       {file_of(std::string(5000, '['), 0), "JSON"},
       {file_of("{\"t\": 5}", 0), "'t' has no dtype"},
-      {one(R"("dtype":"F99","shape":[2],"data_offsets":[0,8])"), "'F99'"},
+      {one(R"("dtype":"F4","shape":[-2],"data_offsets":[0,8])"), "impossible shape"},
+      {one(R"("dtype":"F4","shape":[2],"data_offsets":[1,9])"), "outside the file (8 bytes"},
       {one(R"("dtype":4,"shape":[2],"data_offsets":[0,8])"), "no dtype"},
       {one(R"("dtype":"F32","data_offsets":[0,8])"), "no shape"},
       {one(R"("dtype":"F32","shape":[2])"), "no data_offsets"},
@@ -96,6 +97,19 @@ TEST(Safetensors, EveryFaultIsNamed) {
     EXPECT_EQ(text.find('\n'), std::string::npos) << text;
     EXPECT_EQ(text.find('\x1b'), std::string::npos) << text;
   }
+}
+
+// Files may hold what no layer needs. Its bytes are read as they are.
+TEST(Safetensors, TensorsOfOtherDtypesAreKeptByTheirBytes) {
+  const auto header = parse(file_of(
+      R"({"a":{"dtype":"F4","shape":[4,6],"data_offsets":[0,12]},"b":{"dtype":"F16","shape":[2],"data_offsets":[12,16]}})",
+      16));
+  ASSERT_TRUE(header.ok()) << header.error().message;
+  ASSERT_EQ(header->tensors.size(), 2u);
+  EXPECT_EQ(header->tensors[0].stored, "F4");
+  EXPECT_EQ(header->tensors[0].dtype, DType::kU8);
+  EXPECT_EQ(header->tensors[0].shape, (Shape{12}));
+  EXPECT_EQ(header->tensors[1].stored, "F16");
 }
 
 class SafetensorsFiles : public testing::ScratchTest {
@@ -187,20 +201,6 @@ TEST_F(SafetensorsFiles, IndexFaultsAreNamed) {
   EXPECT_NE(set_error().find("m.safetensors: is missing"), std::string::npos);
 }
 
-// As transformers leaves a folder in which it wrote one file over several.
-TEST_F(SafetensorsFiles, OneFileCountsBesideAnIndex) {
-  index(R"({"weight_map":{"a":"m1.safetensors"}})");
-  for (const bool shard_there : {false, true}) {
-    if (shard_there) write_tensors(path("m1.safetensors"), {random_tensor("a", DType::kF32, {3}, 1)});
-    write_tensors(path("m.safetensors"), {random_tensor("a", DType::kF16, {3}, 2)});
-    const auto set = ShardSet::open(dir_, "m");
-    ASSERT_TRUE(set.ok()) << set.error().message;
-    EXPECT_EQ(set->find("a")->dtype, DType::kF16);
-  }
-}
-
-}  // namespace
-}  // namespace nfp
 TEST_F(SafetensorsFiles, ShardsMayLieInFoldersOfTheModel) {
   namespace fs = std::filesystem;
   fs::create_directories(path("weights/early"));
@@ -245,3 +245,17 @@ TEST_F(SafetensorsFiles, FoldersOfShardsThatAreLinksStayInTheModel) {
   }
 }
 
+// As transformers leaves a folder in which it wrote one file over several.
+TEST_F(SafetensorsFiles, OneFileCountsBesideAnIndex) {
+  index(R"({"weight_map":{"a":"m1.safetensors"}})");
+  for (const bool shard_there : {false, true}) {
+    if (shard_there) write_tensors(path("m1.safetensors"), {random_tensor("a", DType::kF32, {3}, 1)});
+    write_tensors(path("m.safetensors"), {random_tensor("a", DType::kF16, {3}, 2)});
+    const auto set = ShardSet::open(dir_, "m");
+    ASSERT_TRUE(set.ok()) << set.error().message;
+    EXPECT_EQ(set->find("a")->dtype, DType::kF16);
+  }
+}
+
+}  // namespace
+}  // namespace nfp

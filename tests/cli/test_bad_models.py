@@ -168,6 +168,81 @@ class Configuration(Damaged):
         self.assertIn("model.layers.0.mlp.extra.weight", told)
         self.assertNotIn("lm_head", told)  # tied, and the embedding again
 
+    def test_inspect_says_what_is_missing(self):
+        model = self.copy()
+        whole = self.tensors(model)
+        self.assertIsNone(run_json("inspect", model)["incomplete"])
+        self.assertNotIn("does not load", run("inspect", model)[0])
+        gone = [name for name in whole if ".1." in name]
+        self.write(model, {name: tensor for name, tensor in whole.items() if name not in gone})
+        said = run_json("inspect", model)["incomplete"]
+        for part in (f"{len(gone)} of the tensors that config.json implies are missing", gone[0], "download"):
+            self.assertIn(part, said)
+        self.assertIn(said, run("inspect", model)[0])
+        self.refused(model, said)
+        name = "model.layers.1.mlp.up_proj.weight"
+        self.write(model, {**whole, name: (whole[name][0], whole[name][1][:-1])})
+        self.assertIn(name, run_json("inspect", model)["incomplete"])
+
+    def test_dtypes_that_are_not_read(self):
+        """No layer needs such a tensor; one that a layer needs is named with its dtype."""
+        model = self.copy()
+        whole = self.tensors(model)
+
+        def spoil(name):
+            self.write(model, {**whole, name: ("U8", np.zeros((4, 12), np.uint8))})
+            path = os.path.join(model, WEIGHTS)
+            with open(path, "rb") as file:
+                data = file.read()
+            length = int.from_bytes(data[:8], "little")
+            header = json.loads(data[8 : 8 + length])
+            header[name]["dtype"], header[name]["shape"] = "F4", [12, 8]
+            text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
+            with open(path, "wb") as file:
+                file.write(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+        extra = "model.layers.0.mlp.extra"
+        spoil(extra)
+        plain = run_json("generate", self.copy(), "-p", "x", "-n", "4")
+        answer, told = run("generate", model, "-p", "x", "-n", "4", "--json")
+        self.assertEqual(json.loads(answer)["tokens"], plain["tokens"])
+        self.assertIn(extra, told)
+        self.assertEqual(run_json("inspect", model)["left_out"], [extra])
+        _, told = run("convert", model, self.path("nested"), "--calibrate", "none")
+        self.assertIn(f"leaves out 1 tensor of dtypes that are not written: '{extra}' (F4)", told)
+        again = run_json("generate", self.path("nested"), "-p", "x", "-n", "4")
+        self.assertEqual(again["tokens"], plain["tokens"])
+        for name in (Q_PROJ, "model.norm.weight"):
+            spoil(name)
+            self.refused(model, f"'{name}'", "F4")
+
+    def test_numbers_that_only_python_writes(self):
+        model = self.copy()
+        plain = run_json("generate", model, "-p", "x", "-n", "4")
+        config = os.path.join(model, "config.json")
+        self.edit(config, attention_dropout=float("nan"), bounds=[float("inf"), float("-inf")])
+        for name in ("generation_config.json", "tokenizer_config.json"):
+            path = os.path.join(model, name)
+            if not os.path.exists(path):
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write("{}")
+            self.edit(path, penalty_alpha=float("inf"))
+        self.assertEqual(run_json("generate", model, "-p", "x", "-n", "4")["tokens"], plain["tokens"])
+        run("inspect", model)
+        run("inspect", config)
+        run("convert", model, self.path("nested"), "--calibrate", "none")
+        with open(os.path.join(self.path("nested"), "config.json"), encoding="utf-8") as file:
+            written = file.read()
+        self.assertIn('"attention_dropout": NaN', written)
+        self.assertEqual(json.loads(written)["bounds"], [float("inf"), float("-inf")])
+        self.assertEqual(run_json("generate", self.path("nested"), "-p", "x", "-n", "4")["tokens"], plain["tokens"])
+        shutil.rmtree(self.path("nested"))
+        for value, shown in ((float("nan"), "NaN"), (float("-inf"), "-Infinity")):
+            self.edit(config, rms_norm_eps=value)
+            line = failure("generate", model, "-p", "x")
+            for part in ("config.json", f"'rms_norm_eps' is {shown}"):
+                self.assertIn(part, line)
+
     def test_a_tied_head_that_is_another(self):
         model = self.copy()
         tensors = self.tensors(model)

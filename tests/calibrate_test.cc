@@ -514,6 +514,36 @@ TEST_F(CalibrateTest, AFileOfTextIsAnotherForAnotherTokenizer) {
   EXPECT_TRUE(calibrated());
 }
 
+TEST_F(CalibrateTest, OwnTextIsAnotherWhereTheTokenizerBeginsItOtherwise) {
+  auto settings = options("cache");
+  settings.measure_sensitivity = false;
+  const std::string other = path("other");
+  fs::copy(model_, other);
+  const auto calibrated = [&] {
+    const auto source = ModelSource::open(other);
+    EXPECT_TRUE(source.ok());
+    return is_calibrated(**source, settings);
+  };
+  const auto file = other + "/tokenizer_config.json";
+  auto json = nlohmann::json::parse(*read_text_file(file));
+  json["tokenizer_class"] = "LlamaTokenizerFast";  // whose add_bos_token counts
+  const auto set_bos = [&](bool added) {
+    json["add_bos_token"] = added;
+    ASSERT_TRUE(write_file(file, json.dump()).ok());
+  };
+  set_bos(false);
+  const auto without = calibrate(other, settings);
+  ASSERT_TRUE(without.ok()) << without.error().message;
+  EXPECT_TRUE(calibrated());
+  set_bos(true);
+  EXPECT_FALSE(calibrated());
+  const auto with = calibrate(other, settings);
+  ASSERT_TRUE(with.ok()) << with.error().message;
+  EXPECT_TRUE(calibrated());
+  set_bos(false);
+  EXPECT_TRUE(calibrated());
+}
+
 TEST_F(CalibrateTest, ACacheThatCannotBeWrittenIsAnError) {
   auto settings = options("cache");
   settings.cache = write("file", "not a folder");

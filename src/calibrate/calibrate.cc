@@ -27,6 +27,11 @@ constexpr int64_t kSelfTokens = 12288;
 constexpr int64_t kFileTokens = 65536;
 constexpr size_t kHeldOut = 1;  // sequences kept for the order of sensitivity
 
+// What own text begins with.
+std::optional<int32_t> start_of_text(const Tokenizer& tokenizer) {
+  return tokenizer.adds_bos() ? tokenizer.bos_id() : std::nullopt;
+}
+
 Result<TokenSequences> self_text(LoadedModel& loaded, const CalibrationOptions& options) {
   SelfTextOptions self;
   self.length = std::min(kSelfLength, loaded.config.max_context);
@@ -34,7 +39,7 @@ Result<TokenSequences> self_text(LoadedModel& loaded, const CalibrationOptions& 
   self.sequences =
       static_cast<int32_t>(std::clamp<int64_t>(tokens / self.length, 1, kMostSelfTokens / self.length) + kHeldOut);
   self.seed = options.seed;
-  if (loaded.tokenizer->adds_bos()) self.bos = loaded.tokenizer->bos_id();
+  self.bos = start_of_text(*loaded.tokenizer);
   return write_self_text(*loaded.model, self, options.progress);
 }
 
@@ -83,7 +88,13 @@ Result<uint64_t> settings_key(const ModelSource& source, const CalibrationOption
                                      calibration_tokens(options), options.damping);
   if (compensates(options)) settings += " compensate";
   if (options.smooth) settings += fmt::format(" smooth {}", kSmoothingVersion);
-  settings += text ? fmt::format(" file {:x}", hash_sequences(*text)) : fmt::format(" self {}", options.seed);
+  if (text) {
+    settings += fmt::format(" file {:x}", hash_sequences(*text));
+  } else {
+    NFP_ASSIGN_OR_RETURN(const auto tokenizer, load_tokenizer(source));
+    settings += fmt::format(" self {}", options.seed);
+    if (const auto bos = start_of_text(*tokenizer)) settings += fmt::format(" bos {}", *bos);
+  }
   ThreadPool threads(options.threads > 0 ? options.threads : usable_cpu_count());
   NFP_ASSIGN_OR_RETURN(const uint64_t key, content_key(source, threads, options.progress));
   return hash_bytes(std::as_bytes(std::span(settings)), key);

@@ -130,7 +130,7 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
 }
 
 void print_text(const InspectFlags& flags, const ModelConfig& config, const ModelSource& source, const InspectReport& r,
-                const SamplingDefaults& sampling, const Status& complete) {
+                const SamplingDefaults& sampling) {
   fmt::print("{}\n{}: {} layers, hidden {}, {} heads ({} KV) of {}, vocabulary {}, context {}\n", source.path(),
              config.architecture, config.layers, config.hidden, config.heads, config.kv_heads, config.head_dim,
              config.vocab, config.max_context);
@@ -140,7 +140,6 @@ void print_text(const InspectFlags& flags, const ModelConfig& config, const Mode
       static_cast<double>(r.parameters) / 1e6, static_cast<double>(r.linear_parameters) / 1e6,
       human_bytes(r.file_bytes), human_bytes(r.fp16_bytes), human_bytes(kv_bytes_per_token(config, DType::kF16)),
       human_bytes(kv_bytes_per_token(config, DType::kF8E4M3)), fp8_steps_text());
-  if (!complete.ok()) fmt::print("does not load: {}\n\n", complete.error().message);
   if (!r.left_out.empty()) {
     fmt::print("left out: {} tensors of its files that config.json does not imply ({}{})\n\n", r.left_out.size(),
                r.left_out.front(), r.left_out.size() > 1 ? ", ..." : "");
@@ -224,9 +223,9 @@ Status run(const InspectFlags& flags) {
   if (flags.json) {
     print_json(config, *source, report, sampling, complete);
   } else {
-    print_text(flags, config, *source, report, sampling, complete);
+    print_text(flags, config, *source, report, sampling);
   }
-  return ok_status();
+  return complete;  // what there is has been shown
 }
 
 }  // namespace

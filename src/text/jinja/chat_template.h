@@ -9,8 +9,8 @@
 //   input.add_generation_prompt = true;
 //   NFP_ASSIGN_OR_RETURN(std::string prompt, chat.render(input));
 //
-// What jinja2 has and no chat template uses (formatting with %, recursive loops, inheritance, HTML
-// escaping and rarer filters, tests and methods) is refused with an error that names it, where it is parsed or where it
+// What jinja2 has and no chat template uses (formatting with %, inheritance, joiners, and rarer
+// filters, tests and methods) is refused with an error that names it, where it is parsed or where it
 // runs.
 //
 // A template is a program from outside: it may loop, recurse and print without end. Every render runs under

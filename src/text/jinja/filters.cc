@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "text/jinja/text.h"
 #include "text/unicode.h"
@@ -31,13 +32,53 @@ Value to_int(Runtime& rt, const Value& v, const Args& args) {
   if (v.is(Kind::kString)) rt.work(v.text().size());
   const auto whole = v.is(Kind::kString) ? parse_int(v.text()) : std::nullopt;
   if (whole) return Value::integer(*whole);
-  if (v.is(Kind::kString) && v.text().find_first_of("0123456789") != std::string_view::npos) {
-    rt.fail("int of a text that is no whole number is not supported in chat templates");
-  }
+  const auto real = v.is(Kind::kString) ? parse_float(rt, v.text()) : std::nullopt;
+  if (real && !std::isnan(*real)) return to_int(rt, Value::real(*real), args);
   return args[0].missing() ? Value::integer(0) : args[0];
 }
 
+Value to_float(Runtime& rt, const Value& v, const Args& args) {
+  if (v.undefined()) rt.fail_undefined(v);
+  if (v.is_integral()) return Value::real(static_cast<double>(v.as_int()));
+  if (v.is(Kind::kFloat)) return v;
+  const auto real = v.is(Kind::kString) ? parse_float(rt, v.text()) : std::nullopt;
+  return real ? Value::real(*real) : args[0].missing() ? Value::real(0) : args[0];
+}
+
+Value absolute(Runtime& rt, const Value& v, const Args&) {
+  if (v.undefined()) rt.fail_undefined(v);
+  if (v.is_integral()) return Value::integer(v.as_int() < 0 ? -v.as_int() : v.as_int());
+  if (v.is(Kind::kFloat)) return Value::real(std::fabs(v.as_real()));
+  rt.fail("bad operand type for abs(): '{}'", type_name(v));
+}
+
+Value round(Runtime& rt, const Value& v, const Args& args) {
+  constexpr Int kMost = 400;  // digits; a float has no more behind its point that count
+  const Int digits = args[0].missing() ? 0 : int_argument(rt, args[0], "precision");
+  const std::string method = args[1].missing() ? "common" : to_text(rt, args[1]);
+  if (method != "common" && method != "ceil" && method != "floor") rt.fail("method must be common, ceil or floor");
+  if (v.undefined()) rt.fail_undefined(v);
+  if (!v.is_number()) rt.fail("type {} doesn't define __round__ method", type_name(v));
+  if (digits < 0 || (method != "common" && digits > 22)) {
+    rt.fail("round to {} digits is not supported in chat templates", static_cast<int64_t>(digits));
+  }
+  const bool whole = v.is_integral();
+  const double value = whole ? static_cast<double>(v.as_int()) : v.as_real();
+  if (method == "common") {
+    if (whole) return Value::integer(v.as_int());
+    if (!std::isfinite(value)) return v;
+    // The digits of the number as it is, rounded once, as Python does.
+    const std::string text = fmt::format("{:.{}f}", value, static_cast<int>(std::min(digits, kMost)));
+    const auto rounded = parse_float(rt, text);
+    return rounded ? Value::real(*rounded) : v;
+  }
+  const double scale = std::pow(10.0, static_cast<double>(digits)), scaled = value * scale;
+  if (!std::isfinite(scaled)) rt.fail("cannot convert float {} to integer", scaled);
+  return Value::real((method == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale + 0.0);
+}
+
 Value string(Runtime& rt, const Value& v, const Args&) { return v.is(Kind::kString) ? v : rt.string(to_text(rt, v)); }
+Value escape(Runtime& rt, const Value& v, const Args&) { return rt.string(escaped(rt, v), /*safe=*/true); }
 Value safe(Runtime& rt, const Value& v, const Args&) { return rt.string(to_text(rt, v), /*safe=*/true); }
 
 std::string copy_of(Runtime& rt, const Value& string) {
@@ -187,14 +228,44 @@ Value key_of(Runtime& rt, const Value& item, const Value& path, const Value& cas
 }
 
 Value sort(Runtime& rt, const Value& v, const Args& args) {
-  if (args[2].is(Kind::kString) && args[2].text().find(',') != std::string_view::npos) {
-    rt.fail("sort by several attributes is not supported in chat templates");
-  }
   const std::vector<Value> all = items_of(rt, v);
-  std::vector<Value> keys;
+  std::vector<Value> keys, paths;  // "a,b": by a, and where these are the same by b
+  if (args[2].is(Kind::kString) && args[2].text().find(',') != std::string_view::npos) {
+    for (const std::string_view path : split(rt, args[2].text(), ",", -1)) paths.push_back(rt.string(path));
+  }
   keys.reserve(all.size());
-  for (const Value& item : all) keys.push_back(key_of(rt, item, args[2], args[1]));
+  for (const Value& item : all) {
+    std::vector<Value> several;
+    for (const Value& path : paths) several.push_back(key_of(rt, item, path, args[1]));
+    keys.push_back(paths.empty() ? key_of(rt, item, args[2], args[1]) : rt.list(std::move(several)));
+  }
   return rt.list(sorted(rt, all, keys, truthy(rt, args[0])));
+}
+
+Value sum(Runtime& rt, const Value& v, const Args& args) {
+  Value total = args[1].missing() ? Value::integer(0) : args[1];
+  if (total.is(Kind::kString)) rt.fail("sum() can't sum strings [use ''.join(seq) instead]");
+  Cursor cursor(rt, v);
+  for (Value item; cursor.next(&item);) total = arithmetic(rt, Binary::kAdd, total, path_item(rt, item, args[0]));
+  return total;
+}
+
+// Lists of so many items; the last is filled up where there is something to fill it with.
+Value batch(Runtime& rt, const Value& v, const Args& args) {
+  const Int size = int_argument(rt, args[0], "linecount");
+  std::vector<Value> out, line;
+  Cursor cursor(rt, v);
+  for (Value item; cursor.next(&item);) {
+    if (static_cast<Int>(line.size()) == size) out.push_back(rt.list(std::exchange(line, {})));
+    line.push_back(item);
+  }
+  if (line.empty()) return generator(rt, std::move(out));
+  if (!args[1].none_or_missing() && static_cast<Int>(line.size()) < size) {
+    rt.charge(sizeof(Value), size);
+    line.resize(static_cast<size_t>(size), args[1]);
+  }
+  out.push_back(rt.list(std::move(line)));
+  return generator(rt, std::move(out));
 }
 
 template <Compare better>
@@ -287,12 +358,17 @@ Value select(Runtime& rt, const Value& v, const Args& args) {
   return generator(rt, std::move(out));
 }
 
-constexpr Callable kFilters[] = {{"capitalize", change_text<text::Case::kCapitalize>},
+constexpr Callable kFilters[] = {{"abs", absolute},
+                                 {"batch", batch, 1, 2, {"linecount", "fill_with"}},
+                                 {"capitalize", change_text<text::Case::kCapitalize>},
                                  {"count", count},
                                  {"d", default_value, 0, 2, {"default_value", "boolean"}},
                                  {"default", default_value, 0, 2, {"default_value", "boolean"}},
                                  {"dictsort", dict_sort, 0, 3, {"case_sensitive", "by", "reverse"}},
+                                 {"e", escape},
+                                 {"escape", escape},
                                  {"first", first},
+                                 {"float", to_float, 0, 1, {"default"}},
                                  {"indent", indent, 0, 3, {"width", "first", "blank"}},
                                  {"int", to_int, 0, 1, {"default"}},
                                  {"items", items},
@@ -308,11 +384,13 @@ constexpr Callable kFilters[] = {{"capitalize", change_text<text::Case::kCapital
                                  {"rejectattr", select<true, false>, 1, 3},
                                  {"replace", replace_text, 2, 3, {"old", "new", "count"}},
                                  {"reverse", reverse},
+                                 {"round", round, 0, 2, {"precision", "method"}},
                                  {"safe", safe},
                                  {"select", select<false, true>, 0, 2},
                                  {"selectattr", select<true, true>, 1, 3},
                                  {"sort", sort, 0, 3, {"reverse", "case_sensitive", "attribute"}},
                                  {"string", string},
+                                 {"sum", sum, 0, 2, {"attribute", "start"}},
                                  {"title", title},
                                  {"tojson", tojson, 0, 4, {"ensure_ascii", "indent", "separators", "sort_keys"}},
                                  {"trim", trim, 0, 1, {"chars"}},
@@ -346,6 +424,19 @@ Value parity(Runtime& rt, const Value& v, const Args&) {
   return Value::boolean(equals(rt, arithmetic(rt, Binary::kModulo, v, Value::integer(2)), Value::integer(remainder)));
 }
 
+Value divisible(Runtime& rt, const Value& v, const Args& args) {
+  return Value::boolean(equals(rt, arithmetic(rt, Binary::kModulo, v, args[0]), Value::integer(0)));
+}
+template <text::Case of>
+Value in_case(Runtime& rt, const Value& v, const Args&) {
+  return Value::boolean(has_case(rt, to_text(rt, v), of));
+}
+Value is_callable(Runtime&, const Value& v, const Args&) {
+  // An undefined value can be called too: that fails.
+  return Value::boolean(v.is(Kind::kFunction) || v.is(Kind::kMacro) || v.is(Kind::kLoop) || v.undefined());
+}
+Value is_escaped(Runtime&, const Value& v, const Args&) { return Value::boolean(v.is_safe()); }
+
 constexpr Callable kTests[] = {{"!=", compares<Compare::kNotEqual>, 1, 1},
                                {"<", compares<Compare::kLess>, 1, 1},
                                {"<=", compares<Compare::kLessEqual>, 1, 1},
@@ -353,18 +444,24 @@ constexpr Callable kTests[] = {{"!=", compares<Compare::kNotEqual>, 1, 1},
                                {">", compares<Compare::kGreater>, 1, 1},
                                {">=", compares<Compare::kGreaterEqual>, 1, 1},
                                {"boolean", is_kind<Kind::kBool>},
+                               {"callable", is_callable},
                                {"defined", is_defined},
+                               {"divisibleby", divisible, 1, 1},
                                {"eq", compares<Compare::kEqual>, 1, 1},
                                {"equalto", compares<Compare::kEqual>, 1, 1},
+                               {"escaped", is_escaped},
                                {"even", parity<0>},
                                {"false", is_bool<false>},
                                {"float", is_kind<Kind::kFloat>},
                                {"ge", compares<Compare::kGreaterEqual>, 1, 1},
+                               {"greaterthan", compares<Compare::kGreater>, 1, 1},
                                {"gt", compares<Compare::kGreater>, 1, 1},
                                {"in", compares<Compare::kIn>, 1, 1},
                                {"integer", is_kind<Kind::kInt>},
                                {"iterable", iterable},
                                {"le", compares<Compare::kLessEqual>, 1, 1},
+                               {"lessthan", compares<Compare::kLess>, 1, 1},
+                               {"lower", in_case<text::Case::kLower>},
                                {"lt", compares<Compare::kLess>, 1, 1},
                                {"mapping", is_kind<Kind::kDict>},
                                {"ne", compares<Compare::kNotEqual>, 1, 1},
@@ -375,7 +472,8 @@ constexpr Callable kTests[] = {{"!=", compares<Compare::kNotEqual>, 1, 1},
                                {"sequence", sequence},
                                {"string", is_kind<Kind::kString>},
                                {"true", is_bool<true>},
-                               {"undefined", is_kind<Kind::kUndefined>}};
+                               {"undefined", is_kind<Kind::kUndefined>},
+                               {"upper", in_case<text::Case::kUpper>}};
 
 }  // namespace
 

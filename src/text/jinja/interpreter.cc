@@ -1,5 +1,7 @@
 #include "text/jinja/interpreter.h"
 
+#include <algorithm>
+
 #include "text/jinja/filters.h"
 #include "text/jinja/text.h"
 
@@ -13,7 +15,9 @@ class Interpreter {
         rt_(rt),
         context_(std::move(context)),
         loop_symbol_(program.symbols.find("loop")),
-        caller_symbol_(program.symbols.find("caller")) {}
+        caller_symbol_(program.symbols.find("caller")),
+        varargs_symbol_(program.symbols.find("varargs")),
+        kwargs_symbol_(program.symbols.find("kwargs")) {}
 
   std::string run() {
     std::string out;
@@ -100,9 +104,13 @@ class Interpreter {
     return Value::object(Kind::kMacro, macro);
   }
 
-  // What a call block gives to the macro that it calls.
-  void store_caller(const Value& caller) {
-    store(caller_symbol_->second, caller.none_or_missing() ? rt_.undefined("No caller defined") : caller);
+  // `caller`: what a call block gives to the macro that it calls.
+  void store_extras(const Stmt::Extras& reads, const Value& caller, std::vector<Value> varargs, const Dict& kwargs) {
+    if (reads.caller) {
+      store(caller_symbol_->second, caller.none_or_missing() ? rt_.undefined("No caller defined") : caller);
+    }
+    if (reads.varargs) store(varargs_symbol_->second, rt_.list(std::move(varargs), Kind::kTuple));
+    if (reads.kwargs) store(kwargs_symbol_->second, Value::object(Kind::kDict, rt_.make<Dict>(kwargs)));
   }
 
   // Runs a body in `scope` with its output kept apart.
@@ -125,7 +133,7 @@ class Interpreter {
       case StmtKind::kIf:
         return run_if(s);
       case StmtKind::kFor:
-        return run_for(s);
+        return run_for(s, evaluate(*s.expr), 0);
       case StmtKind::kSet:
         assign(*s.target, evaluate(*s.expr));
         break;
@@ -149,7 +157,7 @@ class Interpreter {
       }
       case StmtKind::kGeneration: {
         const Restore<Scope*> restore(scope_, make_scope(scope_, s.unset));
-        if (s.reads_caller) store_caller(Value());
+        store_extras(s.reads, {}, {}, {});
         run_body(s.body);
         break;
       }
@@ -168,10 +176,13 @@ class Interpreter {
     return run_body(s.other);
   }
 
-  Flow run_for(const Stmt& s) {
-    auto* loop = rt_.make<Loop>(rt_, evaluate(*s.expr));
+  Flow run_for(const Stmt& s, const Value& iterable, Int depth0) {
+    auto* loop = rt_.make<Loop>(rt_, iterable);
     rt_.charge(sizeof(Value), static_cast<Int>(loop->source.size()));
     Scope* const around = scope_;
+    loop->depth0 = depth0;
+    loop->node = &s;
+    loop->around = around;
     if (s.condition != nullptr) {
       loop->accepts = [this, &s, around](const Value& item) {
         const Restore<Scope*> restore(scope_, rt_.make<Scope>(around));
@@ -193,6 +204,17 @@ class Interpreter {
     if (completed || s.other.empty()) return Flow::kNormal;
     const Restore<Scope*> restore(scope_, make_scope(around, s.unset_other));
     return run_body(s.other);  // a break in here ends the loop around
+  }
+
+  // A recursive loop called from within: its text over other items.
+  Value call_loop(const Loop& loop, const Args& args) {
+    if (!loop.node->recursive) rt_.fail("a loop without 'recursive' cannot be called");
+    if (args.positional.size() != 1 || !args.named.empty()) rt_.fail("loop() takes one argument");
+    std::string text;
+    const Restore<std::string*> restore_out(out_, &text);
+    const Restore<Scope*> restore_scope(scope_, loop.around);
+    run_for(*loop.node, args.positional[0], loop.depth0 + 1);
+    return rt_.string(std::move(text));
   }
 
   // A set or filter block.
@@ -255,6 +277,11 @@ class Interpreter {
     std::vector<std::pair<std::string_view, Value>> named;
     for (const auto& [name, expr] : e.named) named.emplace_back(name, evaluate(*expr));
     if (!caller.missing()) named.emplace_back("caller", caller);
+    if (e.more != nullptr) {
+      const std::vector<Value> more = items_of(rt_, evaluate(*e.more));
+      v.insert(v.end(), more.begin(), more.end());
+    }
+    if (e.more_named != nullptr) add_named(evaluate(*e.more_named), named);
     rt_.line = e.line;
     switch (e.kind) {
       case ExprKind::kList:
@@ -277,6 +304,20 @@ class Interpreter {
       }
       default:  // a call, filter or test
         return apply(e, e.items[0] == nullptr ? block_text_ : v[0], Args{{v.begin() + 1, v.end()}, std::move(named)});
+    }
+  }
+
+  void add_named(const Value& dict, std::vector<std::pair<std::string_view, Value>>& named) {
+    if (dict.undefined()) rt_.fail_undefined(dict);
+    if (!dict.is(Kind::kDict)) rt_.fail("the argument after ** must be a mapping, not {}", type_name(dict));
+    for (const Dict::Entry& entry : dict.as_dict().entries) {
+      if (!entry.key.is(Kind::kString)) rt_.fail("keywords must be strings");
+      for (const auto& [name, value] : named) {
+        rt_.step();
+        if (name == entry.key.text()) rt_.fail("got multiple values for keyword argument '{}'", short_name(name));
+      }
+      rt_.charge(sizeof(named.front()));
+      named.emplace_back(entry.key.text(), entry.value);
     }
   }
 
@@ -311,6 +352,7 @@ class Interpreter {
     if (e.kind == ExprKind::kFilter) return invoke(rt_, find_filter(rt_, e.name), subject, args);
     if (e.kind == ExprKind::kTest) return invoke(rt_, find_test(rt_, e.name), subject, args);
     if (subject.undefined()) rt_.fail_undefined(subject);
+    if (subject.is(Kind::kLoop)) return call_loop(subject.as<Loop>(), args);
     if (subject.is(Kind::kMacro)) return call_macro(*subject.as<Macro>().node, subject.as<Macro>().scope, args);
     if (!subject.is(Kind::kFunction)) rt_.fail("'{}' object is not callable", type_name(subject));
     return invoke(rt_, *subject.as<Function>().callable, subject.as<Function>().self, args);
@@ -319,25 +361,32 @@ class Interpreter {
   Value call_macro(const Stmt& s, Scope* defined_in, const Args& args) {
     Scope* scope = make_scope(defined_in, s.unset);
     const Restore<Scope*> restore(scope_, scope);
-    if (args.positional.size() > s.parameters.size()) {
+    const auto taken = std::min(args.positional.size(), s.parameters.size());
+    if (taken < args.positional.size() && !s.reads.varargs) {
       rt_.fail("macro '{}' takes not more than {} argument(s)", s.name, s.parameters.size());
     }
-    std::vector<Value> given(args.positional);
+    const auto rest = args.positional.begin() + static_cast<std::ptrdiff_t>(taken);
+    std::vector<Value> given(args.positional.begin(), rest);
     given.resize(s.parameters.size());
     Value caller;
+    Dict kwargs;
     for (const auto& [name, value] : args.named) {
-      if (s.reads_caller && name == "caller") {
+      if (s.reads.caller && name == "caller") {
         caller = value;
         continue;
       }
       size_t i = 0;
       while (i < given.size() && s.parameters[i].name != name) ++i;
       if (i == given.size() || !given[i].missing()) {
+        if (s.reads.kwargs) {
+          rt_.set(kwargs, rt_.string(name), value);
+          continue;
+        }
         rt_.fail("macro '{}' takes no keyword argument '{}'", s.name, name);
       }
       given[i] = value;
     }
-    if (s.reads_caller) store_caller(caller);
+    store_extras(s.reads, caller, {rest, args.positional.end()}, kwargs);
     for (size_t i = 0; i < given.size(); ++i) {  // a default may use the parameters before it
       const Stmt::Parameter& parameter = s.parameters[i];
       if (given[i].missing()) {
@@ -357,7 +406,8 @@ class Interpreter {
   std::vector<Value> context_;  // by symbol: what the template was given, and the functions that it has asked for
   Scope* scope_ = nullptr;
   std::string* out_ = nullptr;
-  const std::map<std::string_view, Symbol>::const_iterator loop_symbol_, caller_symbol_;
+  const std::map<std::string_view, Symbol>::const_iterator loop_symbol_, caller_symbol_, varargs_symbol_,
+      kwargs_symbol_;
   Value block_text_;  // what the filters of a block are applied to
 };
 
@@ -382,6 +432,8 @@ Value Loop::attribute(Runtime& rt, std::string_view name) {
   if (name == "first") return Value::boolean(index0 == 0);
   if (name == "last") return Value::boolean(!reach(index0 + 1));
   if (name == "length") return number(length());
+  if (name == "depth") return Value::integer(depth0 + 1);
+  if (name == "depth0") return Value::integer(depth0);
   if (name == "revindex") return number(length() - index0);
   if (name == "revindex0") return number(length() - index0 - 1);
   if (name == "previtem") return index0 == 0 ? rt.undefined("there is no previous item") : items[index0 - 1];

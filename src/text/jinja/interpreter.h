@@ -41,6 +41,10 @@ struct Loop : Object {
   size_t next = 0;                            // in source
   std::vector<Value> items;                   // accepted ones
   size_t index0 = 0;
+  Int depth0 = 0;              // calls of recursive loops around it
+  const Stmt* node = nullptr;  // the loop
+  Scope* around = nullptr;
+  Value last_changed;  // a tuple, what loop.changed was given last
 };
 
 // `context` holds the variables passed to the template, by symbol; kMissing for those not passed.

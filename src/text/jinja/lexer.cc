@@ -188,11 +188,14 @@ class Lexer {
   void number() {
     size_t end = digits(pos_);
     // A float needs a fraction, and no dot before it (as in x.0.1).
-    const bool real =
-        (pos_ == 0 || source_[pos_ - 1] != '.') && source_.substr(end, 1) == "." && digits(end + 1) != end + 1;
+    bool real = (pos_ == 0 || source_[pos_ - 1] != '.') && source_.substr(end, 1) == "." && digits(end + 1) != end + 1;
     if (real) end = digits(end + 1);
+    if (const size_t behind = exponent(end); behind != end) {
+      real = true;
+      end = behind;
+    }
     if (skip(end, text::is_word) != end) {
-      fail("a number with an exponent, an underscore or another base is not supported in chat templates");
+      fail("a number with an underscore or another base is not supported in chat templates");
     }
     if (!real && end > pos_ + 1 && at("0") && source_.find_first_not_of('0', pos_) < end) {
       fail("an integer begins with 0");
@@ -201,7 +204,18 @@ class Lexer {
     const std::optional<Int> value = real ? Int{0} : parse_int(token.text);
     if (!value) fail("an integer is too large");
     token.integer = *value;
-    if (real) std::from_chars(token.text.data(), token.text.data() + token.text.size(), token.real);
+    if (!real) return;
+    const auto read = std::from_chars(token.text.data(), token.text.data() + token.text.size(), token.real);
+    if (read.ec != std::errc()) fail("a number beyond floats is not supported in chat templates");
+  }
+
+  // The end of an exponent at `pos`; `pos` where there is none, or a dot before the number (as in x.0e1).
+  size_t exponent(size_t pos) const {
+    if (pos_ > 0 && source_[pos_ - 1] == '.') return pos;
+    if (source_.substr(pos, 1) != "e" && source_.substr(pos, 1) != "E") return pos;
+    const bool sign = source_.substr(pos + 1, 1) == "+" || source_.substr(pos + 1, 1) == "-";
+    const size_t first = pos + (sign ? 2 : 1), end = digits(first);
+    return end == first ? pos : end;
   }
 
   void string(char quote) {

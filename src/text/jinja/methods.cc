@@ -23,27 +23,65 @@ std::string_view text_argument(Runtime& rt, const Value& v) {
 
 // --- str
 
+// The code points that a search from `start` to `end` sees; nothing where these leave not even an empty text.
+struct Searched {
+  std::string_view text;
+  Int first = 0;  // the place of its first code point
+};
+std::optional<Searched> searched(Runtime& rt, const Value& self, const Value& start, const Value& end) {
+  const Int size = length(rt, self);
+  const auto place = [&](const Value& v, Int otherwise) {
+    if (v.none_or_missing()) return otherwise;
+    const Int given = int_argument(rt, v, "slice indices");
+    return given < 0 ? std::max<Int>(given + size, 0) : given;
+  };
+  const Int first = place(start, 0), last = std::min(place(end, size), size);
+  if (first > last) return std::nullopt;
+  rt.work(self.text().size());
+  const size_t begin = text::byte_of(self.text(), static_cast<size_t>(first));
+  const size_t stop = text::byte_of(self.text(), static_cast<size_t>(last));
+  return Searched{self.text().substr(begin, stop - begin), first};
+}
+
+// The first or last place of a text, in code points; -1 where it is not there.
+template <bool from_right>
+Int place_of(Runtime& rt, const Value& self, const Args& args) {
+  const std::string_view needle = text_argument(rt, args[0]);
+  const auto part = searched(rt, self, args[1], args[2]);
+  if (!part) return -1;
+  const size_t at = from_right ? find_last(rt, part->text, needle) : find_text(rt, part->text, needle, 0);
+  if (at == std::string_view::npos) return -1;
+  return part->first + static_cast<Int>(text::count_code_points(part->text.substr(0, at)));
+}
+template <bool from_right>
 Value find(Runtime& rt, const Value& self, const Args& args) {
-  const size_t at = find_text(rt, self.text(), text_argument(rt, args[0]), 0);
-  if (at == std::string_view::npos) return Value::integer(-1);
-  return Value::integer(static_cast<Int>(text::count_code_points(self.text().substr(0, at))));
+  return Value::integer(place_of<from_right>(rt, self, args));
+}
+template <bool from_right>
+Value index(Runtime& rt, const Value& self, const Args& args) {
+  const Int place = place_of<from_right>(rt, self, args);
+  if (place < 0) rt.fail("substring not found");
+  return Value::integer(place);
 }
 
 Value count_text(Runtime& rt, const Value& self, const Args& args) {
   const std::string_view needle = text_argument(rt, args[0]);
-  if (needle.empty()) return Value::integer(length(rt, self) + 1);
-  return Value::integer(static_cast<Int>(split(rt, self.text(), needle, -1).size()) - 1);
+  const auto part = searched(rt, self, args[1], args[2]);
+  if (!part) return Value::integer(0);
+  if (needle.empty()) return Value::integer(static_cast<Int>(text::count_code_points(part->text)) + 1);
+  return Value::integer(static_cast<Int>(split(rt, part->text, needle, -1).size()) - 1);
 }
 
 template <bool at_end>
 Value has_affix(Runtime& rt, const Value& self, const Args& args) {
+  const auto part = searched(rt, self, args[1], args[2]);
   const std::vector<Value> choices = args[0].is(Kind::kTuple) ? args[0].items() : std::vector<Value>{args[0]};
   bool found = false;
   for (const Value& choice : choices) {
     const std::string_view affix = text_argument(rt, choice);
     rt.step();
     rt.work(affix.size());
-    found = found || (at_end ? self.text().ends_with(affix) : self.text().starts_with(affix));
+    found = found || (part && (at_end ? part->text.ends_with(affix) : part->text.starts_with(affix)));
   }
   return Value::boolean(found);
 }
@@ -67,12 +105,87 @@ Value list_of(Runtime& rt, const Value& whole, const std::vector<std::string_vie
   return rt.list(std::move(items));
 }
 
+template <bool from_right>
 Value split_method(Runtime& rt, const Value& self, const Args& args) {
   const Int limit = args[1].missing() ? -1 : int_argument(rt, args[1], "maxsplit");
-  if (args[0].none_or_missing()) return list_of(rt, self, split(rt, self.text(), std::nullopt, limit));
-  const std::string_view separator = text_argument(rt, args[0]);
+  std::optional<std::string_view> separator;
+  if (!args[0].none_or_missing()) separator = text_argument(rt, args[0]);
+  if (separator && separator->empty()) rt.fail("empty separator");
+  return list_of(
+      rt, self,
+      from_right ? split_from_right(rt, self.text(), separator, limit) : split(rt, self.text(), separator, limit));
+}
+
+// What is before a separator, it, and what is behind it; the whole text and two empty ones where it is not there.
+template <bool from_right>
+Value partition(Runtime& rt, const Value& self, const Args& args) {
+  const std::string_view text = self.text(), separator = text_argument(rt, args[0]);
   if (separator.empty()) rt.fail("empty separator");
-  return list_of(rt, self, split(rt, self.text(), separator, limit));
+  const size_t at = from_right ? find_last(rt, text, separator) : find_text(rt, text, separator, 0);
+  const auto part = [&](std::string_view of) { return rt.string_of(self, of); };
+  if (at == std::string_view::npos) {
+    return rt.list(from_right ? std::vector<Value>{part(""), part(""), part(text)}
+                              : std::vector<Value>{part(text), part(""), part("")},
+                   Kind::kTuple);
+  }
+  return rt.list({part(text.substr(0, at)), part(separator), part(text.substr(at + separator.size()))}, Kind::kTuple);
+}
+
+template <bool at_end>
+Value remove_affix(Runtime& rt, const Value& self, const Args& args) {
+  std::string_view text = self.text();
+  const std::string_view affix = text_argument(rt, args[0]);
+  rt.work(affix.size());
+  if (at_end && text.ends_with(affix)) text.remove_suffix(affix.size());
+  if (!at_end && text.starts_with(affix)) text.remove_prefix(affix.size());
+  return rt.string_of(self, text);
+}
+
+enum class Align { kLeft, kRight, kCentre };
+template <Align align>
+Value pad(Runtime& rt, const Value& self, const Args& args) {
+  const Int width = int_argument(rt, args[0], "width"), missing = std::max<Int>(width - length(rt, self), 0);
+  const std::string_view fill = args[1].missing() ? " " : text_argument(rt, args[1]);
+  if (text::count_code_points(fill) != 1) rt.fail("The fill character must be exactly one character long");
+  const Int left = align == Align::kLeft ? 0 : align == Align::kRight ? missing : missing / 2 + (missing & width & 1);
+  rt.charge(fill.size(), missing);
+  std::string out;
+  for (Int i = 0; i < left; ++i) out += fill;
+  out += self.text();
+  for (Int i = left; i < missing; ++i) out += fill;
+  return rt.string_of(self, std::move(out));
+}
+
+Value zero_fill(Runtime& rt, const Value& self, const Args& args) {
+  const std::string_view text = self.text();
+  const Int missing = std::max<Int>(int_argument(rt, args[0], "width") - length(rt, self), 0);
+  const size_t sign = text.starts_with('+') || text.starts_with('-') ? 1 : 0;
+  rt.charge(1, missing);
+  return rt.string_of(self, std::string(text.substr(0, sign)) + std::string(static_cast<size_t>(missing), '0') +
+                                std::string(text.substr(sign)));
+}
+
+// Whether there are characters and all are of a kind. Of other than ASCII only white space is known.
+template <bool of_kind(char)>
+Value all_are(Runtime& rt, const Value& self, const Args&) {
+  rt.work(self.text().size());
+  if (!self.as_str().ascii()) {
+    rt.fail("the kind of characters other than ASCII's is not supported in chat templates");
+  }
+  return Value::boolean(!self.text().empty() && std::all_of(self.text().begin(), self.text().end(), of_kind));
+}
+bool is_decimal_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_ascii_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+bool is_letter_or_digit(char c) { return is_decimal_digit(c) || is_ascii_letter(c); }
+
+Value is_space(Runtime& rt, const Value& self, const Args&) {
+  rt.work(self.text().size());
+  return Value::boolean(!self.text().empty() && text::strip_space(self.text()).empty());
+}
+
+template <text::Case to>
+Value is_in_case(Runtime& rt, const Value& self, const Args&) {
+  return Value::boolean(has_case(rt, self.text(), to));
 }
 
 Value split_lines_method(Runtime& rt, const Value& self, const Args& args) {
@@ -150,21 +263,41 @@ Value format_method(Runtime& rt, const Value& self, const Args& args) {
 }
 
 constexpr Callable kStringMethods[] = {{"capitalize", change_case<text::Case::kCapitalize>},
-                                       {"count", count_text, 1, 1},
-                                       {"endswith", has_affix<true>, 1, 1},
-                                       {"find", find, 1, 1},
+                                       {"center", pad<Align::kCentre>, 1, 2},
+                                       {"count", count_text, 1, 3},
+                                       {"endswith", has_affix<true>, 1, 3},
+                                       {"find", find<false>, 1, 3},
                                        {"format", format_method, 0, Callable::kAny},
+                                       {"index", index<false>, 1, 3},
+                                       {"isalnum", all_are<is_letter_or_digit>},
+                                       {"isalpha", all_are<is_ascii_letter>},
+                                       {"isdecimal", all_are<is_decimal_digit>},
+                                       {"isdigit", all_are<is_decimal_digit>},
+                                       {"islower", is_in_case<text::Case::kLower>},
+                                       {"isnumeric", all_are<is_decimal_digit>},
+                                       {"isspace", is_space},
+                                       {"isupper", is_in_case<text::Case::kUpper>},
                                        {"join", join_method, 1, 1},
+                                       {"ljust", pad<Align::kLeft>, 1, 2},
                                        {"lower", change_case<text::Case::kLower>},
                                        {"lstrip", strip_method<true, false>, 0, 1},
+                                       {"partition", partition<false>, 1, 1},
+                                       {"removeprefix", remove_affix<false>, 1, 1},
+                                       {"removesuffix", remove_affix<true>, 1, 1},
                                        {"replace", replace_method, 2, 3},
+                                       {"rfind", find<true>, 1, 3},
+                                       {"rindex", index<true>, 1, 3},
+                                       {"rjust", pad<Align::kRight>, 1, 2},
+                                       {"rpartition", partition<true>, 1, 1},
+                                       {"rsplit", split_method<true>, 0, 2, {"sep", "maxsplit"}},
                                        {"rstrip", strip_method<false, true>, 0, 1},
-                                       {"split", split_method, 0, 2, {"sep", "maxsplit"}},
+                                       {"split", split_method<false>, 0, 2, {"sep", "maxsplit"}},
                                        {"splitlines", split_lines_method, 0, 1, {"keepends"}},
-                                       {"startswith", has_affix<false>, 1, 1},
+                                       {"startswith", has_affix<false>, 1, 3},
                                        {"strip", strip_method<true, true>, 0, 1},
                                        {"title", change_case<text::Case::kTitle>},
-                                       {"upper", change_case<text::Case::kUpper>}};
+                                       {"upper", change_case<text::Case::kUpper>},
+                                       {"zfill", zero_fill, 1, 1}};
 
 // --- dict
 
@@ -186,10 +319,59 @@ Value dict_view(Runtime& rt, const Value& self, const Args&) {
   return rt.list(std::move(items), Kind::kView);
 }
 
-constexpr Callable kDictMethods[] = {{"get", dict_get, 1, 2},
+Value copy_dict(Runtime& rt, const Value& self, const Args&) {
+  rt.charge(2 * sizeof(Dict::Entry), static_cast<Int>(self.as_dict().entries.size()));
+  return Value::object(Kind::kDict, rt.make<Dict>(self.as_dict()));
+}
+
+constexpr Callable kDictMethods[] = {{"copy", copy_dict},
+                                     {"get", dict_get, 1, 2},
                                      {"items", dict_view<Part::kItems>},
                                      {"keys", dict_view<Part::kKeys>},
                                      {"values", dict_view<Part::kValues>}};
+
+// --- list and tuple
+
+Value copy_list(Runtime& rt, const Value& self, const Args&) { return rt.list(self.items()); }
+
+Value count_items(Runtime& rt, const Value& self, const Args& args) {
+  Int count = 0;
+  for (const Value& item : self.items()) {
+    rt.step();
+    count += identical(item, args[0]) || equals(rt, item, args[0]) ? 1 : 0;
+  }
+  return Value::integer(count);
+}
+
+Value index_of(Runtime& rt, const Value& self, const Args& args) {
+  const std::vector<Value>& items = self.items();
+  for (size_t i = 0; i < items.size(); ++i) {
+    rt.step();
+    if (identical(items[i], args[0]) || equals(rt, items[i], args[0])) return Value::integer(static_cast<Int>(i));
+  }
+  rt.fail("{} is not in {}", repr(rt, args[0]).substr(0, 100), type_name(self));
+}
+
+constexpr Callable kTupleMethods[] = {{"count", count_items, 1, 1}, {"index", index_of, 1, 1}};
+constexpr Callable kListMethods[] = {{"copy", copy_list}, {"count", count_items, 1, 1}, {"index", index_of, 1, 1}};
+
+// --- loop
+
+Value cycle(Runtime& rt, const Value& self, const Args& args) {
+  if (args.positional.empty() || !args.named.empty()) rt.fail("no items for cycling given");
+  return args.positional[self.as<Loop>().index0 % args.positional.size()];
+}
+
+Value changed(Runtime& rt, const Value& self, const Args& args) {
+  if (!args.named.empty()) rt.fail("changed() takes no keyword arguments");
+  Value& last = self.as<Loop>().last_changed;
+  const Value now = rt.list(args.positional, Kind::kTuple);
+  const bool differs = last.missing() || !equals(rt, last, now);
+  if (differs) last = now;
+  return Value::boolean(differs);
+}
+
+constexpr Callable kLoopMethods[] = {{"changed", changed, 0, Callable::kAny}, {"cycle", cycle, 0, Callable::kAny}};
 
 // --- Global functions
 
@@ -210,20 +392,33 @@ Value make_range(Runtime& rt, const Value&, const Args& args) {
   return rt.list(std::move(items), Kind::kView);
 }
 
-void set_named(Runtime& rt, const Args& args, const char* function, Dict* dict) {
-  if (!args.positional.empty()) rt.fail("{}() with a mapping is not supported in chat templates", function);
+// What dict(mapping or pairs, **named) holds.
+void fill(Runtime& rt, const Args& args, const char* function, Dict* dict) {
+  if (args.positional.size() > 1) {
+    rt.fail("{} expected at most 1 argument, got {}", function, args.positional.size());
+  }
+  if (args[0].is(Kind::kDict)) {
+    for (const Dict::Entry& entry : args[0].as_dict().entries) rt.set(*dict, entry.key, entry.value);
+  } else if (!args[0].missing()) {
+    Cursor cursor(rt, args[0]);
+    for (Value item; cursor.next(&item);) {
+      const std::vector<Value> pair = items_of(rt, item);
+      if (pair.size() != 2) rt.fail("{}: an element has length {}; 2 is required", function, pair.size());
+      rt.set(*dict, pair[0], pair[1]);
+    }
+  }
   for (const auto& [name, value] : args.named) rt.set(*dict, rt.string(name), value);
 }
 
 Value make_dict(Runtime& rt, const Value&, const Args& args) {
   auto* dict = rt.make<Dict>();
-  set_named(rt, args, "dict", dict);
+  fill(rt, args, "dict", dict);
   return Value::object(Kind::kDict, dict);
 }
 
 Value make_namespace(Runtime& rt, const Value&, const Args& args) {
   auto* space = rt.make<Namespace>();
-  set_named(rt, args, "namespace", &space->attributes);
+  fill(rt, args, "namespace", &space->attributes);
   return Value::object(Kind::kNamespace, space);
 }
 
@@ -296,6 +491,9 @@ const Callable* find_function(std::string_view name) { return find_name(kFunctio
 
 const Callable* find_method(Kind kind, std::string_view name) {
   if (kind == Kind::kString) return find_name(kStringMethods, name);
+  if (kind == Kind::kList) return find_name(kListMethods, name);
+  if (kind == Kind::kTuple) return find_name(kTupleMethods, name);
+  if (kind == Kind::kLoop) return find_name(kLoopMethods, name);
   return kind == Kind::kDict ? find_name(kDictMethods, name) : nullptr;
 }
 
@@ -308,8 +506,7 @@ std::string why_no_method(const Value& object, std::string_view name) {
       (dict && among({"clear", "pop", "popitem", "setdefault", "update"}))) {
     return fmt::format("access to attribute '{}' of '{}' object is unsafe.", name, type_name(object));
   }
-  const bool has_methods = object.is(Kind::kString) || object.is_sequence() || object.is(Kind::kLoop);
-  if (!has_methods && !(dict && among({"copy", "fromkeys"}))) return {};
+  if (!object.is(Kind::kString) && !(dict && name == "fromkeys")) return {};
   return fmt::format("the method {} of {} is not supported in chat templates", name, type_name(object));
 }
 

@@ -56,6 +56,46 @@ bool contains(Runtime& rt, const Value& container, const Value& item) {
   return false;
 }
 
+// a to the b >= 0; fails where it is too large.
+Int power(Runtime& rt, Int a, Int b) {
+  Int result = 1;
+  const auto multiply = [&](Int& x, Int y) {
+    if (__builtin_mul_overflow(x, y, &x) || x >= kIntBound || x <= -kIntBound) rt.fail("an integer is too large");
+  };
+  for (; b > 0; b >>= 1) {
+    if ((b & 1) != 0) multiply(result, a);
+    if (b > 1) multiply(a, a);
+  }
+  return result;
+}
+
+Value real_power(Runtime& rt, double a, double b) {
+  if (a == 0 && b < 0) rt.fail("0.0 cannot be raised to a negative power");
+  const double result = std::pow(a, b);
+  if (std::isnan(result) && !std::isnan(a) && !std::isnan(b)) {
+    rt.fail("complex numbers are not supported in chat templates");
+  }
+  if (std::isinf(result) && std::isfinite(a) && std::isfinite(b)) rt.fail("Numerical result out of range");
+  return Value::real(result);
+}
+
+// Rounded down, and what is left then, which has the divisor's sign.
+Value floor_division(Runtime& rt, Binary op, double a, double b) {
+  if (b == 0) rt.fail("float floor division by zero");
+  double rest = std::fmod(a, b);
+  double quotient = (a - rest) / b;
+  if (rest == 0) {
+    rest = std::copysign(0.0, b);
+  } else if ((b < 0) != (rest < 0)) {
+    rest += b;
+    quotient -= 1;
+  }
+  if (op == Binary::kModulo) return Value::real(rest);
+  if (quotient == 0) return Value::real(std::copysign(0.0, a / b));
+  const double whole = std::floor(quotient);
+  return Value::real(quotient - whole > 0.5 ? whole + 1 : whole);
+}
+
 Value integer_arithmetic(Runtime& rt, Binary op, Int a, Int b) {
   Int result = 0;
   bool overflow = false;
@@ -80,7 +120,10 @@ Value integer_arithmetic(Runtime& rt, Binary op, Int a, Int b) {
 }
 
 Value number_arithmetic(Runtime& rt, Binary op, const Value& a, const Value& b) {
-  if (op != Binary::kDivide && a.is_integral() && b.is_integral()) {
+  if (op == Binary::kPower && a.is_integral() && b.is_integral() && b.as_int() >= 0) {
+    return Value::integer(power(rt, a.as_int(), b.as_int()));
+  }
+  if (op != Binary::kDivide && op != Binary::kPower && a.is_integral() && b.is_integral()) {
     return integer_arithmetic(rt, op, a.as_int(), b.as_int());
   }
   const double left = real_of(a), right = real_of(b);
@@ -94,8 +137,10 @@ Value number_arithmetic(Runtime& rt, Binary op, const Value& a, const Value& b) 
     case Binary::kDivide:
       if (right == 0) rt.fail("division by zero");
       return Value::real(left / right);
+    case Binary::kPower:
+      return real_power(rt, left, right);
     default:
-      rt.fail("{} of floats is not supported in chat templates", kBinarySymbols[static_cast<size_t>(op)]);
+      return floor_division(rt, op, left, right);
   }
 }
 
@@ -105,6 +150,15 @@ Value repeat(Runtime& rt, const Value& string, Int count) {
   std::string out;
   for (Int i = 0; i < count && !text.empty(); ++i) out += text;
   return rt.string_of(string, std::move(out));
+}
+
+Value repeat_items(Runtime& rt, const Value& list, Int count) {
+  const std::vector<Value>& items = list.items();
+  count = items.empty() ? 0 : std::max<Int>(count, 0);
+  rt.charge(items.size() * sizeof(Value), count);
+  std::vector<Value> out;
+  for (Int i = 0; i < count; ++i) out.insert(out.end(), items.begin(), items.end());
+  return rt.list(std::move(out), list.kind());
 }
 
 Value concatenate(Runtime& rt, const Value& a, const Value& b) {
@@ -150,6 +204,8 @@ bool truthy(Runtime& rt, const Value& v) {
 
 bool identical(const Value& a, const Value& b) {
   if (a.kind() != b.kind()) return false;
+  if (a.is(Kind::kInt))
+    return a.as_int() == b.as_int() && a.as_int() >= -5 && a.as_int() <= 256;  // CPython keeps these
   return a.is(Kind::kNone) || (a.is(Kind::kBool) && a.as_int() == b.as_int()) ||
          (!a.is_number() && a.pointer() == b.pointer());
 }
@@ -239,9 +295,8 @@ Value arithmetic(Runtime& rt, Binary op, const Value& a, const Value& b) {
   }
   if (op == Binary::kMultiply && a.is(Kind::kString) && b.is_integral()) return repeat(rt, a, b.as_int());
   if (op == Binary::kMultiply && b.is(Kind::kString) && a.is_integral()) return repeat(rt, b, a.as_int());
-  if (op == Binary::kMultiply && (a.is_sequence() || b.is_sequence())) {
-    rt.fail("multiplying a list is not supported in chat templates");
-  }
+  if (op == Binary::kMultiply && a.is_sequence() && b.is_integral()) return repeat_items(rt, a, b.as_int());
+  if (op == Binary::kMultiply && b.is_sequence() && a.is_integral()) return repeat_items(rt, b, a.as_int());
   if (a.undefined()) rt.fail_undefined(a);
   if (b.undefined()) rt.fail_undefined(b);
   if (op == Binary::kAdd && a.is(Kind::kString)) {

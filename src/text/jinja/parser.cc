@@ -1,5 +1,5 @@
 // From tokens to a tree. jinja2's expressions, from loosest to tightest binding: a if b else c; or; and; not;
-// comparisons, in; + -; ~; * / // %; unary -; calls, attributes and items; filters and tests.
+// comparisons, in; + -; ~; * / // %; **, from the left; unary - and +; calls, attributes and items; filters and tests.
 #include "text/jinja/parser.h"
 
 #include <algorithm>
@@ -126,14 +126,16 @@ class Parser {
   }
   // A body that runs as a function of its own: no break out of it.
   std::vector<Stmt*> function_body(std::string_view end) {
-    const Restore<int> loops(loops_, 0), macros(macros_, macros_ + 1);
+    const Restore<int> loops(loops_, 0);
     return body_to(end);
   }
   void macro_body(Stmt* s, std::string_view end) {
-    const bool outside = std::exchange(reads_caller_, false);
+    const Stmt::Extras outside = std::exchange(reads_, {});
     s->body = function_body(end);
-    s->reads_caller = reads_caller_;
-    reads_caller_ = reads_caller_ || outside;
+    s->reads = reads_;
+    reads_.caller |= outside.caller;
+    reads_.varargs |= outside.varargs;
+    reads_.kwargs |= outside.kwargs;
   }
 
   Stmt* statement() {
@@ -182,7 +184,7 @@ class Parser {
     if (!skip_if_name("in")) fail("expected 'in'");
     s->expr = tuple(false, "recursive");
     if (skip_if_name("if")) s->condition = expression();
-    if (at_name("recursive")) unsupported("recursive loops are");
+    s->recursive = skip_if_name("recursive");
     ++loops_;
     s->body = body({"else", "endfor"});
     --loops_;
@@ -232,7 +234,7 @@ class Parser {
     s->name = name->name;
     signature(s);
     macro_body(s, "endmacro");
-    settle_caller(s);
+    settle_extras(s);
     return s;
   }
 
@@ -243,7 +245,7 @@ class Parser {
     s->expr = expression();
     if (s->expr->kind != ExprKind::kCall) fail("expected call");
     macro_body(s, "endcall");
-    settle_caller(s);
+    settle_extras(s);
     return s;
   }
 
@@ -257,12 +259,14 @@ class Parser {
     take();
   }
 
-  // A parameter of that name is an argument like others.
-  void settle_caller(Stmt* macro) {
+  // A parameter of such a name is an argument like others.
+  void settle_extras(Stmt* macro) {
     for (const Stmt::Parameter& parameter : macro->parameters) {
-      if (!macro->reads_caller || parameter.name != "caller") continue;
+      if (parameter.name == "varargs") macro->reads.varargs = false;
+      if (parameter.name == "kwargs") macro->reads.kwargs = false;
+      if (!macro->reads.caller || parameter.name != "caller") continue;
       if (parameter.default_value == nullptr) fail("the argument 'caller' of a macro must be given a default");
-      macro->reads_caller = false;
+      macro->reads.caller = false;
     }
   }
 
@@ -308,10 +312,9 @@ class Parser {
 
   void note_read(const Expr& variable) {
     out_.read[variable.symbol] = true;
-    if (variable.name == "caller") reads_caller_ = true;
-    if (macros_ > 0 && (variable.name == "varargs" || variable.name == "kwargs")) {
-      unsupported("varargs and kwargs of macros are");
-    }
+    if (variable.name == "caller") reads_.caller = true;
+    if (variable.name == "varargs") reads_.varargs = true;
+    if (variable.name == "kwargs") reads_.kwargs = true;
   }
 
   // Comma-separated items make a tuple. `end_name` is a name that ends it, as `in` does a for's targets.
@@ -434,16 +437,14 @@ class Parser {
     return items.size() == 1 ? items[0] : make(ExprKind::kConcat, line, std::move(items));
   }
 
-  Expr* factor() {
-    Expr* e = filters_and_tests(unary());
-    if (at("**")) unsupported("the operator ** is");
-    return e;
-  }
+  Expr* factor() { return arithmetic(Binary::kPower, Binary::kPower, &Parser::operand); }
+  Expr* operand() { return filters_and_tests(unary()); }
 
   Expr* unary() {
     const auto nesting = nest();
     const int line = current().line;
-    if (at("+")) unsupported("unary + is");
+    // The number as it is, and no other value: it is negated twice.
+    if (skip_if("+")) return postfix(make(ExprKind::kNegate, line, {make(ExprKind::kNegate, line, {unary()})}));
     return postfix(skip_if("-") ? make(ExprKind::kNegate, line, {unary()}) : primary(false));
   }
 
@@ -556,9 +557,17 @@ class Parser {
         if (at(")")) break;
       }
       if (into->items.size() + into->named.size() > kMaxArguments) fail("a call has too many arguments");
-      if (at("*") || at("**")) unsupported("arguments with * or ** are");
+      if (into->more_named != nullptr) fail("invalid syntax for function call expression");
+      if (at("*") || at("**")) {
+        Expr*& more = take().text == "*" ? into->more : into->more_named;
+        if (into->more != nullptr && &more == &into->more) fail("invalid syntax for function call expression");
+        more = expression();
+        into->depth = std::max(into->depth, more->depth + 1);
+        continue;
+      }
       const bool named = at(Token::kName) && look().kind == Token::kOperator && look().text == "=";
-      if (!named && !into->named.empty()) fail("invalid syntax for function call expression");
+      if (!named && (!into->named.empty() || into->more != nullptr))
+        fail("invalid syntax for function call expression");
       std::string_view name;
       if (named) {
         name = out_.name_of(take().text);
@@ -614,11 +623,10 @@ class Parser {
   Template& out_;
   const std::vector<TokenData> tokens_;
   size_t at_ = 0;
-  int nesting_ = 0;            // expressions around the place
-  int blocks_ = 0;             // block tags around it
-  int loops_ = 0;              // for loops around it, within the innermost macro
-  int macros_ = 0;             // macros around it
-  bool reads_caller_ = false;  // the body that is read asks for `caller`
+  int nesting_ = 0;     // expressions around the place
+  int blocks_ = 0;      // block tags around it
+  int loops_ = 0;       // for loops around it, within the innermost macro
+  Stmt::Extras reads_;  // what the body that is read asks for
 };
 
 }  // namespace

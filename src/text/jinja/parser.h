@@ -51,6 +51,8 @@ struct Expr {
   std::vector<Expr*> items;
   std::vector<Compare> compares;
   std::vector<std::pair<std::string_view, Expr*>> named;
+  Expr* more = nullptr;        // of a call, filter or test: `*more`, further arguments
+  Expr* more_named = nullptr;  // `**more_named`, further named ones
 };
 
 enum class StmtKind : uint8_t {
@@ -94,7 +96,14 @@ struct Stmt {
   std::vector<Parameter> parameters;
   std::vector<Symbol> unset;        // variables without a value where `body` begins (scopes.h)
   std::vector<Symbol> unset_other;  // where a for's `other` does
-  bool reads_caller = false;        // something in its body asks for `caller`, which is no parameter
+  // What a macro gets beside its parameters, where something in its body asks for it and no parameter has the name.
+  struct Extras {
+    bool caller = false;   // the body of the call block that calls it
+    bool varargs = false;  // arguments beyond its parameters
+    bool kwargs = false;   // named arguments that are none of its parameters
+  };
+  Extras reads;
+  bool recursive = false;  // a for whose `loop` may be called with what to loop over in the same way
 };
 
 struct Template {

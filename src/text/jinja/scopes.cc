@@ -37,6 +37,8 @@ void load(const Expr* e, Names& names) {
   if (e->kind == ExprKind::kName) names.load(e->symbol);
   for (const Expr* item : e->items) load(item, names);
   for (const auto& [name, value] : e->named) load(value, names);
+  load(e->more, names);
+  load(e->more_named, names);
 }
 
 void store(const Expr* target, Names& names, bool in_if) {

@@ -1,6 +1,7 @@
 #include "text/jinja/text.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 
@@ -229,6 +230,22 @@ std::optional<Int> parse_int(std::string_view text) {
   return negative ? -value : value;
 }
 
+std::optional<double> parse_float(Runtime& rt, std::string_view text) {
+  rt.work(text.size());
+  text = text::strip_space(text);
+  const bool negative = text.starts_with('-');
+  if (negative || text.starts_with('+')) text.remove_prefix(1);
+  if (text.find('_') != text.npos && text.find_first_of("0123456789") != text.npos) {
+    rt.fail("a number with an underscore is not supported in chat templates");
+  }
+  if (text.empty() || text[0] == '-' || text.find('(') != text.npos) return std::nullopt;
+  double value = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (end != text.data() + text.size()) return std::nullopt;
+  if (code == std::errc::result_out_of_range) rt.fail("a number beyond floats is not supported in chat templates");
+  return negative ? -value : value;
+}
+
 size_t find_text(Runtime& rt, std::string_view text, std::string_view needle, size_t from) {
   if (from > text.size()) return std::string_view::npos;
   if (needle.empty()) return from;
@@ -239,6 +256,14 @@ size_t find_text(Runtime& rt, std::string_view text, std::string_view needle, si
   rt.step();
   rt.work(needle.size() + (hit == nullptr ? text.size() : at) - from);
   return at;
+}
+
+size_t find_last(Runtime& rt, std::string_view text, std::string_view needle) {
+  // Backwards, as the search from the left is linear.
+  rt.charge(text.size() + needle.size());
+  const std::string reversed(text.rbegin(), text.rend()), reversed_needle(needle.rbegin(), needle.rend());
+  const size_t at = find_text(rt, reversed, reversed_needle, 0);
+  return at == std::string_view::npos ? at : text.size() - at - needle.size();
 }
 
 std::vector<std::string_view> split(Runtime& rt, std::string_view text, std::optional<std::string_view> separator,
@@ -261,6 +286,35 @@ std::vector<std::string_view> split(Runtime& rt, std::string_view text, std::opt
     text = text.substr(at + separator->size());
   }
   keep(rt, parts, text);
+  return parts;
+}
+
+std::vector<std::string_view> split_from_right(Runtime& rt, std::string_view text,
+                                               std::optional<std::string_view> separator, Int limit) {
+  std::vector<std::string_view> parts;
+  if (separator) {
+    rt.charge(text.size() + separator->size());
+    const std::string reversed(text.rbegin(), text.rend()), sought(separator->rbegin(), separator->rend());
+    for (const std::string_view part : split(rt, reversed, sought, limit)) {
+      const auto behind = static_cast<size_t>(part.data() - reversed.data());
+      parts.push_back(text.substr(text.size() - behind - part.size(), part.size()));
+    }
+  } else {
+    rt.work(text.size());
+    text = text::strip_space(text, false, true);
+    for (Int n = 0; !text.empty(); ++n) {
+      size_t begin = limit >= 0 && n >= limit ? 0 : text.size();
+      while (begin > 0) {
+        const size_t before = text::last_character(text.substr(0, begin));
+        size_t at = before;
+        if (text::is_python_space(text::next_code_point(text, at))) break;
+        begin = before;
+      }
+      keep(rt, parts, text.substr(begin));
+      text = text::strip_space(text.substr(0, begin), false, true);
+    }
+  }
+  std::reverse(parts.begin(), parts.end());
   return parts;
 }
 
@@ -310,6 +364,12 @@ std::string with_case(Runtime& rt, std::string_view text, text::Case to) {
   return *std::move(out);
 }
 
+bool has_case(Runtime& rt, std::string_view text, text::Case of) {
+  const bool lower = of == text::Case::kLower;
+  return with_case(rt, text, of) == text &&
+         with_case(rt, text, lower ? text::Case::kUpper : text::Case::kLower) != text;
+}
+
 std::string replace(Runtime& rt, std::string_view text, std::string_view from, std::string_view to, Int limit) {
   std::string out;
   const auto put = [&](std::string_view part) {
@@ -317,7 +377,17 @@ std::string replace(Runtime& rt, std::string_view text, std::string_view from, s
     out += part;
   };
   size_t begin = 0;
-  if (from.empty()) rt.fail("replacing an empty text is not supported in chat templates");
+  if (from.empty()) {  // is before each character, and at the end
+    for (Int n = 0; limit < 0 || n < limit; ++n) {
+      put(to);
+      if (begin == text.size()) return out;
+      const size_t size = text::utf8_length(text[begin]);
+      put(text.substr(begin, size));
+      begin += size;
+    }
+    put(text.substr(begin));
+    return out;
+  }
   for (Int n = 0; limit < 0 || n < limit; ++n) {
     const size_t at = find_text(rt, text, from, begin);
     if (at == std::string_view::npos) break;

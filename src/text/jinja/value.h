@@ -339,8 +339,8 @@ bool compare(Runtime& rt, Compare op, const Value& a, const Value& b);
 // is less, so None and None sort. A template's values may be ordered inconsistently (NaN): the order is then any.
 std::vector<Value> sorted(Runtime& rt, const std::vector<Value>& items, const std::vector<Value>& keys, bool reverse);
 
-enum class Binary : uint8_t { kAdd, kSubtract, kMultiply, kDivide, kFloorDivide, kModulo };
-inline constexpr std::string_view kBinarySymbols[] = {"+", "-", "*", "/", "//", "%"};
+enum class Binary : uint8_t { kAdd, kSubtract, kMultiply, kDivide, kFloorDivide, kModulo, kPower };
+inline constexpr std::string_view kBinarySymbols[] = {"+", "-", "*", "/", "//", "%", "**"};
 Value arithmetic(Runtime& rt, Binary op, const Value& a, const Value& b);
 Value negate(Runtime& rt, const Value& a);
 Int int_argument(Runtime& rt, const Value& v, const char* what);  // what range, slices and widths take

@@ -35,6 +35,7 @@ Result<std::vector<int32_t>> encode_chat(const LoadedModel& loaded, const ChatTe
   input.add_generation_prompt = true;
   input.bos_token = token_text(tokenizer.bos_id());
   input.eos_token = token_text(tokenizer.eos_id());
+  input.named_tokens.assign(tokenizer.named_tokens().begin(), tokenizer.named_tokens().end());
   NFP_ASSIGN_OR_RETURN(const std::string prompt, chat_template.render(input));
   return tokenizer.encode(prompt, {.add_special_tokens = false, .parse_special = true});
 }

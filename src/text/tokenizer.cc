@@ -232,6 +232,10 @@ bool Tokenizer::adds_bos() const {
   return !prefix.empty() && prefix.front() == parts_->spec.special.bos;
 }
 
+std::span<const std::pair<std::string, std::string>> Tokenizer::named_tokens() const {
+  return parts_->spec.named_tokens;
+}
+
 std::span<const int32_t> Tokenizer::eog_ids() const { return parts_->spec.special.eog; }
 
 std::optional<uint8_t> Tokenizer::fallback_byte(int32_t id) const {

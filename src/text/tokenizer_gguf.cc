@@ -243,6 +243,9 @@ Result<TokenizerSpec> read_gguf(const GgufVocab& vocab) {
   NFP_ASSIGN_OR_RETURN(spec.added, AddedTokens::make(added_tokens(vocab), spec.normalizer));
   if (vocab.add_bos.value_or(add_bos) && spec.special.bos != Vocabulary::kNone) spec.prefix = {spec.special.bos};
   if (vocab.add_eos.value_or(false) && spec.special.eos != Vocabulary::kNone) spec.suffix = {spec.special.eos};
+  for (const auto& [name, id] : {std::pair("pad_token", spec.special.pad), {"unk_token", spec.special.unk}}) {
+    if (id != Vocabulary::kNone) spec.named_tokens.emplace_back(name, vocab.tokens[static_cast<size_t>(id)]);
+  }
   if (eot != Vocabulary::kNone) spec.special.eog.push_back(eot);
   add_known_eog(spec.added, spec.special.eog);
   return spec;

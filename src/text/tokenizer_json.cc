@@ -178,10 +178,10 @@ int32_t find_token(const TokenizerSpec& spec, std::string_view token) {
   return added != nullptr ? added->id : spec.bpe->vocabulary().find(token);
 }
 
-// "<s>", or {"content": "<s>"}, or null. A token that the tokenizer does not have is left out.
-Status apply_token(Json config, std::string_view key, const TokenizerSpec& spec, int32_t& id) {
+// "<s>", or {"content": "<s>"}; nothing for null.
+Result<std::optional<std::string_view>> token_field(Json config, std::string_view key) {
   const auto field = find_field(config, key);
-  if (!field) return ok_status();
+  if (!field) return std::optional<std::string_view>();
   std::string_view token;
   if (field->get(token) != simdjson::SUCCESS) {
     const auto content = find_field(*field, "content");
@@ -189,7 +189,14 @@ Status apply_token(Json config, std::string_view key, const TokenizerSpec& spec,
       return error(ErrorCode::kInvalidInput, "field '{}' is neither a token nor an object with its 'content'", key);
     }
   }
-  if (const int32_t found = find_token(spec, token); found != Vocabulary::kNone) id = found;
+  return std::optional(token);
+}
+
+// A token that the tokenizer does not have is left out.
+Status apply_token(Json config, std::string_view key, const TokenizerSpec& spec, int32_t& id) {
+  NFP_ASSIGN_OR_RETURN(const auto token, token_field(config, key));
+  const int32_t found = token ? find_token(spec, *token) : Vocabulary::kNone;
+  if (found != Vocabulary::kNone) id = found;
   return ok_status();
 }
 
@@ -210,6 +217,10 @@ Status apply_tokenizer_config(Json config, TokenizerSpec& spec) {
   NFP_RETURN_IF_ERROR(apply_token(config, "eos_token", spec, special.eos));
   NFP_RETURN_IF_ERROR(apply_token(config, "pad_token", spec, special.pad));
   NFP_RETURN_IF_ERROR(apply_token(config, "unk_token", spec, special.unk));
+  for (const char* name : {"pad_token", "unk_token", "sep_token", "cls_token", "mask_token"}) {
+    NFP_ASSIGN_OR_RETURN(const auto token, token_field(config, name));
+    if (token) spec.named_tokens.emplace_back(name, *token);
+  }
   // transformers lets these two classes (and their variants) rewrite the post-processor; for the others the fields are
   // remainders of slow tokenizers and mean nothing.
   std::string_view name;

@@ -44,6 +44,7 @@ struct TokenizerSpec {
   std::vector<int32_t> prefix;  // the post-processor's tokens before the text
   std::vector<int32_t> suffix;  // and after it
   SpecialIds special;
+  std::vector<std::pair<std::string, std::string>> named_tokens;  // name and text
 };
 
 // Checks what the parts say of each other (ids of prefix and suffix exist) and makes the Tokenizer.

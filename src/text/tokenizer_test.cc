@@ -90,6 +90,10 @@ TEST(Tokenizer, RolesComeFromTheConfigs) {
   EXPECT_EQ(config->pad_id(), 1);
   EXPECT_EQ(config->unk_id(), std::nullopt);
   EXPECT_FALSE(config->adds_bos());  // not a class that heeds add_bos_token
+  using Named = std::vector<std::pair<std::string, std::string>>;
+  const auto named = config->named_tokens();
+  EXPECT_EQ(Named(named.begin(), named.end()), (Named{{"pad_token", "</s>"}, {"unk_token", "nowhere"}}));
+  EXPECT_TRUE(alone->named_tokens().empty());
 
   const auto generation = load(byte_level_json(), {}, R"({"eos_token_id": [3, 1]})");
   EXPECT_EQ(Ids(generation->eog_ids().begin(), generation->eog_ids().end()), (Ids{1, 3}));
@@ -460,6 +464,12 @@ TEST(TokenizerGguf, ErrorsNameTheKey) {
   EXPECT_NE(Gguf(sentencepiece_json(), "llama", "").message().find("'tokenizer.ggml.scores'"), std::string::npos);
   Gguf gguf(byte_level_json(), "gpt2", "smollm");
   EXPECT_EQ(gguf.message(), "ok");
+  gguf.vocab.padding = 1;
+  const auto padded = Tokenizer::from_gguf(gguf.vocab, "m.gguf");
+  ASSERT_TRUE(padded.ok()) << padded.error().message;
+  ASSERT_EQ((*padded)->named_tokens().size(), 1u);
+  EXPECT_EQ((*padded)->named_tokens()[0].first, "pad_token");
+  EXPECT_EQ((*padded)->named_tokens()[0].second, gguf.texts[1]);
   gguf.vocab.bos = 1000;
   EXPECT_NE(gguf.message().find("'tokenizer.ggml.bos_token_id' is 1000"), std::string::npos);
   gguf.vocab.bos = std::nullopt;

@@ -1001,6 +1001,10 @@ class Chat(Scratch):
         pathlib.Path(model, "chat_template.json").write_text(json.dumps({"chat_template": "{{ raise_exception('of its own') }}"}))
         _, err = run("chat", model, "-n", "2", stdin="hi\n", code=1)  # the exit status of a script's chat that failed
         self.assertIn("of its own", err)
+        settings.write_text(json.dumps({**config, "cls_token": {"content": "[CLS]"}, "pad_token": "[PAD]", "sep_token": None}))
+        shown = "{{ raise_exception(cls_token ~ pad_token ~ (sep_token is defined)) }}"
+        pathlib.Path(model, "chat_template.json").write_text(json.dumps({"chat_template": shown}))
+        self.assertIn("[CLS][PAD]False", run("chat", model, "-n", "2", stdin="hi\n", code=1)[1])
 
     def test_ctrl_c_stops_the_answer_only(self):
         process = subprocess.Popen([PROGRAM, "chat", F16_MODEL, "--ignore-eos", "--ctx", "256"], stdin=subprocess.PIPE,

@@ -139,6 +139,7 @@ Result<std::string> ServedModel::render_chat(const GenerationRequest& request, b
   };
   input.bos_token = token_text(tokenizer().bos_id());
   input.eos_token = token_text(tokenizer().eos_id());
+  input.named_tokens.assign(tokenizer().named_tokens().begin(), tokenizer().named_tokens().end());
   input.extra = request.template_variables;
   input.limits.max_output_bytes = 64u << 20;
   input.limits.stop = std::move(stop);

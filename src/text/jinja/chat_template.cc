@@ -80,6 +80,7 @@ std::vector<jinja::Value> make_context(const jinja::Template& program, const Cha
   set("add_generation_prompt", ordered_json(input.add_generation_prompt));
   if (input.bos_token) set("bos_token", *input.bos_token);
   if (input.eos_token) set("eos_token", *input.eos_token);
+  for (const auto& [name, text] : input.named_tokens) set(name, text);
   for (const auto& [name, value] : input.extra.items()) set(name, value);
   return context;
 }

@@ -26,6 +26,8 @@
 #include <stop_token>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/result.h"
 
@@ -47,7 +49,8 @@ struct ChatTemplateInput {
   bool add_generation_prompt = false;
   std::optional<std::string> bos_token;  // nullopt: the tokenizer has none, the name is undefined
   std::optional<std::string> eos_token;
-  // An object of further variables (enable_thinking, date_string, documents, pad_token ...); they win over the above.
+  std::vector<std::pair<std::string, std::string>> named_tokens;  // further ones that the tokenizer has ("pad_token")
+  // An object of further variables (enable_thinking, date_string, documents ...); they win over the above.
   nlohmann::ordered_json extra = nlohmann::ordered_json::object();
   std::optional<std::chrono::system_clock::time_point>
       now;  // what strftime_now shows in local time; nullopt: the clock

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/float_types.h"
-#include "base/mapped_file.h"
+#include "io/model_json.h"
 #include "io/text_model.h"
 #include "nested/matrix_analysis.h"
 
@@ -133,7 +133,7 @@ Result<DummyConfig> read_dummy_config(const std::string& config) {
   DummyConfig out;
   out.directory = is_directory ? config : fs::path(config).parent_path().string();
   if (out.directory.empty()) out.directory = ".";
-  NFP_ASSIGN_OR_RETURN(out.json, read_text_file(file, size_t{16} << 20));
+  NFP_ASSIGN_OR_RETURN(out.json, read_model_text(file, size_t{16} << 20));
   NFP_ASSIGN_OR_RETURN(auto text, text_model_config(out.json, file));
   if (text) out.json = std::move(*text);
   return out;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "base/json_depth.h"
+#include "base/mapped_file.h"
 #include "base/python_json.h"
 
 namespace nfp {
@@ -43,6 +45,16 @@ std::string place_of_fault(std::string_view text) {
 }
 
 }  // namespace
+
+Result<std::string> read_model_text(const std::string& path, size_t limit) {
+  using Type = std::filesystem::file_type;
+  std::error_code code;
+  const Type type = std::filesystem::status(path, code).type();
+  if (type == Type::fifo || type == Type::character || type == Type::block || type == Type::socket) {
+    return error(ErrorCode::kInvalidInput, "{}: not a regular file", path);
+  }
+  return read_text_file(path, limit);
+}
 
 template <class Json>
 Result<Json> parse_model_json(std::string_view text, const std::string& name) {

@@ -4,12 +4,16 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
 #include "base/result.h"
 
 namespace nfp {
+
+// A small file of a model. Not from a pipe or a device, which may never end.
+Result<std::string> read_model_text(const std::string& path, size_t limit = size_t{256} << 20);
 
 // An object; `name` is the file, for messages. Errors: nested too deeply, no JSON (with the place), no object.
 // `Json`: nlohmann::json, or with order.

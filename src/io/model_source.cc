@@ -83,7 +83,7 @@ Result<std::unique_ptr<ModelSource>> open_directory(const std::string& path) {
     NFP_ASSIGN_OR_RETURN(const std::string gguf, gguf_inside(path));
     if (!gguf.empty()) return open_gguf(gguf);
   }
-  NFP_ASSIGN_OR_RETURN(std::string config, read_text_file(path + "/config.json", size_t{16} << 20));
+  NFP_ASSIGN_OR_RETURN(std::string config, read_model_text(path + "/config.json", size_t{16} << 20));
   NFP_ASSIGN_OR_RETURN(const auto root, parse_model_json<nlohmann::json>(config, path + "/config.json"));
   const bool nested = root.contains("nestedfp");
   return nested ? open_nested(path, std::move(config)) : open_plain_directory(path, std::move(config));
@@ -149,7 +149,7 @@ Result<std::optional<std::string>> ModelSource::text_file(const std::string& nam
     if (name != "generation_config.json") return std::optional<std::string>();
     place = path_.substr(0, path_.size() - (path_.ends_with(".gguf") ? 5 : 0)) + "." + name;
   }
-  auto text = read_text_file(place);
+  auto text = read_model_text(place);
   if (text.ok()) return std::optional<std::string>(std::move(text).value());
   if (text.error().code == ErrorCode::kNotFound) {
     return generation_json_.empty() || name != "generation_config.json" ? std::optional<std::string>()

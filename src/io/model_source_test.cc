@@ -1,6 +1,7 @@
 #include "io/model_source.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -177,6 +178,21 @@ TEST_F(Source, FilesThatAreMissingOrUnreadableAreNamed) {
   if (geteuid() == 0) GTEST_SKIP() << "root may read everything";
   std::filesystem::permissions(path("m/config.json"), std::filesystem::perms::none);
   EXPECT_NE(failure(path("m")).find("config.json: cannot be opened"), std::string::npos);
+}
+
+TEST_F(Source, APipeIsNotWaitedFor) {
+  for (const char* name : {"config.json", "model.safetensors.index.json", "model.safetensors"}) {
+    std::filesystem::remove_all(path("m"));
+    write_model(path("m"), tiny_model(DType::kF16), 2);
+    std::filesystem::remove(path("m") + "/" + name);
+    ASSERT_EQ(mkfifo((path("m") + "/" + name).c_str(), 0600), 0);
+    EXPECT_NE(failure(path("m")).find(std::string(name) + ": not a regular file"), std::string::npos) << name;
+  }
+  std::filesystem::remove(path("m/model.safetensors"));
+  const auto source = ModelSource::open(path("m"));
+  ASSERT_TRUE(source.ok()) << source.error().message;
+  ASSERT_EQ(mkfifo(path("m/chat_template.jinja").c_str(), 0600), 0);
+  EXPECT_FALSE((*source)->text_file("chat_template.jinja").ok());
 }
 
 TEST_F(Source, SplitGgufFilesAreOneModel) {

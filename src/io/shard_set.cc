@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "io/hub_cache.h"
+#include "io/model_json.h"
 #include "io/tensor_name.h"
 
 namespace nfp {
@@ -49,7 +50,7 @@ Result<ShardSet> ShardSet::open(const std::string& directory, const std::string&
     if (Status added = set.add(single, nullptr); !added.ok()) return other_weights(directory, std::move(added).error());
     return set;
   }
-  NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(index_path));
+  NFP_ASSIGN_OR_RETURN(const std::string text, read_model_text(index_path));
   simdjson::dom::parser parser;
   simdjson::dom::element root;
   simdjson::dom::object map;

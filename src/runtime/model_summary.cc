@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <map>
 
-#include "base/mapped_file.h"
 #include "io/model_json.h"
 #include "io/model_source.h"
 #include "model/config.h"
@@ -45,7 +44,7 @@ ModelSummary summarize_model(const std::string& model) {
   const auto source = ModelSource::open(model);
   if (!source.ok()) {
     summary.loads = source.error();
-    if (const auto config = read_text_file(model + "/config.json", size_t{16} << 20); config.ok()) {
+    if (const auto config = read_model_text(model + "/config.json", size_t{16} << 20); config.ok()) {
       summary.architecture = architecture_in(*config);
     }
     return summary;

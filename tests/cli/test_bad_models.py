@@ -33,11 +33,16 @@ class Damaged(Scratch):
         return shutil.copytree(os.path.join(TINY, name), self.path(f"{name}-{self.copies}"))
 
     def refused(self, model, *naming):
-        for verb in (["generate", model, "-p", "x"], ["convert", model, self.path("out")]):
+        text = self.path("text")
+        with open(text, "w", encoding="utf-8") as file:
+            file.write("a river runs " * 100)
+        before = set(os.listdir(self.dir))
+        for verb in (["generate", model, "-p", "x"], ["convert", model, self.path("out")], ["inspect", model],
+                     ["perplexity", model, "--file", text, "--ctx", "32", "--save-base", self.path("out")]):
             line = failure(*verb)
             for part in naming:
                 self.assertIn(part, line)
-            self.assertFalse(os.path.exists(self.path("out")))
+            self.assertEqual(set(os.listdir(self.dir)), before)
 
     def edit(self, path, **fields):
         """Sets fields of a JSON file; None removes one."""

@@ -186,6 +186,24 @@ TEST(ChatTemplate, FiltersAndTestsOfNumbersAndTexts) {
             "TrueTrueFalseTrueTrueTrue");
 }
 
+TEST(ChatTemplate, FormatsWithPercent) {
+  EXPECT_EQ(rendered("{{ '<|%s|>%s' % ('user', none) }}{{ '%s' % 'a' }}{{ '%d%%' % 7.9 }}{{ '%r' % 'a' }}"),
+            "<|user|>Nonea7%'a'");
+  EXPECT_EQ(
+      rendered("[{{ '%5s|%-5s|%.2s' % ('a', 'b', '\u00e9\u00e9\u00e9') }}][{{ '%05.1f|%+d|%03d' % (2.25, 3, -7) }}]"),
+      "[    a|b    |\xC3\xA9\xC3\xA9][002.2|+3|-07]");
+  EXPECT_EQ(
+      rendered(
+          "{{ '%(a)s %(b)d' % {'a': 1, 'b': 2, 'c': 3} }} {{ '%s-%s' | format(1, [2]) }} {{ '%(x)s' | format(x=3) }}"),
+      "1 2 1-[2] 3");
+  EXPECT_EQ(rendered("{{ ('<%s>' | safe) % '<' }}{{ ('a' | safe) % nope }}"), "<&lt;>a");
+  for (const char* source :
+       {"{{ '%s' % () }}", "{{ '%s' % (1, 2) }}", "{{ '%d' % 'a' }}", "{{ '%' % 1 }}", "{{ 'a' % 1 }}",
+        "{{ '%(a)s' % 1 }}", "{{ '%(a)s' % {} }}", "{{ '%999999999999d' % 1 }}"}) {
+    EXPECT_NE(error_of(source), "") << source;
+  }
+}
+
 TEST(ChatTemplate, MethodsOfTextsAndLists) {
   EXPECT_EQ(rendered("{{ 'a b c'.rsplit(none, 1) }}{{ 'aaa'.rsplit('aa') }}{{ 'a=b=c'.partition('=') }}"
                      "{{ 'a=b=c'.rpartition('=') }}{{ 'x'.partition('=') }}"),
@@ -289,7 +307,7 @@ TEST(ChatTemplate, NamesWhatIsNotSupported) {
            {"{{ [1] | map('urlize') }}", "the filter urlize is"},
            {"{{ 'a' is filter }}", "the test filter is"},
            {"{{ [1] | select('test') }}", "the test test is"},
-           {"{{ '%s' % 1 }}", "formatting with % is"},
+           {"{{ '%x' % 1 }}", "the format x of % is"},
            {"{{ '{:>9}'.format(1) }}", "a field of str.format that is no name or number is"},
            {"{{ '{a.b}'.format(a=1) }}", "a field of str.format that is no name or number is"},
            {"{{ 'a'.encode() }}", "the method encode of str is"},

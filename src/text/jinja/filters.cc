@@ -169,6 +169,19 @@ Value trim(Runtime& rt, const Value& v, const Args& args) {
   return rt.string_of(v, strip(rt, all, args[0], true, true));
 }
 
+Value format(Runtime& rt, const Value& v, const Args& args) {
+  if (!args.positional.empty() && !args.named.empty()) {
+    rt.fail("can't handle positional and keyword arguments at the same time");
+  }
+  Value arguments = rt.list(args.positional, Kind::kTuple);
+  if (!args.named.empty()) {
+    auto* dict = rt.make<Dict>();
+    for (const auto& [name, value] : args.named) rt.set(*dict, rt.string(name), value);
+    arguments = Value::object(Kind::kDict, dict);
+  }
+  return format_percent(rt, v.is(Kind::kString) ? v : rt.string(to_text(rt, v)), arguments);
+}
+
 // --- Sequences and mappings
 
 Value count(Runtime& rt, const Value& v, const Args&) { return Value::integer(length(rt, v)); }
@@ -369,6 +382,7 @@ constexpr Callable kFilters[] = {{"abs", absolute},
                                  {"escape", escape},
                                  {"first", first},
                                  {"float", to_float, 0, 1, {"default"}},
+                                 {"format", format, 0, Callable::kAny},
                                  {"indent", indent, 0, 3, {"width", "first", "blank"}},
                                  {"int", to_int, 0, 1, {"default"}},
                                  {"items", items},

@@ -287,9 +287,7 @@ std::vector<Value> sorted(Runtime& rt, const std::vector<Value>& items, const st
 
 Value arithmetic(Runtime& rt, Binary op, const Value& a, const Value& b) {
   if (a.is_number() && b.is_number()) return number_arithmetic(rt, op, a, b);
-  if (op == Binary::kModulo && a.is(Kind::kString)) {
-    rt.fail("formatting with % is not supported in chat templates; use ~ or join");
-  }
+  if (op == Binary::kModulo && a.is(Kind::kString)) return format_percent(rt, a, b);
   if (op == Binary::kAdd && a.kind() == b.kind() && (a.is(Kind::kString) || a.is_sequence())) {
     return concatenate(rt, a, b);
   }

@@ -63,4 +63,7 @@ std::string with_case(Runtime& rt, std::string_view text, text::Case to);
 bool has_case(Runtime& rt, std::string_view text, text::Case of);
 std::string replace(Runtime& rt, std::string_view text, std::string_view from, std::string_view to, Int limit);
 
+// format % arguments: a tuple's items, a dict's by name, or one value.
+Value format_percent(Runtime& rt, const Value& format, const Value& arguments);
+
 }  // namespace nfp::jinja

@@ -101,9 +101,9 @@ TEST(Safetensors, EveryFaultIsNamed) {
 
 // Files may hold what no layer needs. Its bytes are read as they are.
 TEST(Safetensors, TensorsOfOtherDtypesAreKeptByTheirBytes) {
-  const auto header = parse(file_of(
-      R"({"a":{"dtype":"F4","shape":[4,6],"data_offsets":[0,12]},"b":{"dtype":"F16","shape":[2],"data_offsets":[12,16]}})",
-      16));
+  const auto header = parse(file_of(R"({"a":{"dtype":"F4","shape":[4,6],"data_offsets":[0,12]},)"
+                                    R"("b":{"dtype":"F16","shape":[2],"data_offsets":[12,16]}})",
+                                    16));
   ASSERT_TRUE(header.ok()) << header.error().message;
   ASSERT_EQ(header->tensors.size(), 2u);
   EXPECT_EQ(header->tensors[0].stored, "F4");

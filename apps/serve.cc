@@ -94,6 +94,7 @@ void return_freed_memory() {
 Status run(ServeFlags& flags) {
   return_freed_memory();
   block_stop_signals();
+  std::optional<StopRemovesTemporaries> stop(std::in_place, 0);  // until there is something to finish
   NFP_RETURN_IF_ERROR(flags.resolve());
   flags.warn_of_idle_flags();
   NFP_ASSIGN_OR_RETURN(std::optional<StepTable> steps, flags.given_step_times());
@@ -111,7 +112,6 @@ Status run(ServeFlags& flags) {
   Lap lap;
   StartSeconds took;
   NFP_ASSIGN_OR_RETURN(auto service, server::Service::listen(flags.service));
-  std::optional<StopRemovesTemporaries> stop(std::in_place, 0);  // until there is something to finish
   {
     ProgressBar bar;
     flags.load.progress = bar.callback();

@@ -72,7 +72,11 @@ StopRemovesTemporaries::StopRemovesTemporaries(std::optional<int> status) {
 }
 
 StopRemovesTemporaries::~StopRemovesTemporaries() {
-  ::sigaction(SIGPIPE, &pipe_before_, nullptr);
+  struct sigaction pipe = {};
+  // Who lives on may have chosen meanwhile what it does with it.
+  if (::sigaction(SIGPIPE, nullptr, &pipe) == 0 && pipe.sa_handler == on_broken_pipe) {
+    ::sigaction(SIGPIPE, &pipe_before_, nullptr);
+  }
   done_.store(true);
   pthread_kill(thread_.native_handle(), SIGINT);  // to that thread alone
   thread_.join();

@@ -201,5 +201,14 @@ TEST_F(StopSignals, ATemporaryThatMovedOnIsLeftAlone) {
   EXPECT_FALSE(fs::exists(name));
 }
 
+TEST_F(StopSignals, WhatIsDoneMeanwhileAboutBrokenPipesStays) {
+  const auto before = std::signal(SIGPIPE, SIG_DFL);
+  {
+    const StopRemovesTemporaries stop;
+    std::signal(SIGPIPE, SIG_IGN);
+  }
+  EXPECT_EQ(std::signal(SIGPIPE, before), SIG_IGN);
+}
+
 }  // namespace
 }  // namespace nfp

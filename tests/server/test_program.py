@@ -78,6 +78,20 @@ def test_a_stop_signal_while_loading(tmp_path, number):
     assert not [name for _, _, names in os.walk(tmp_path) for name in names if ".tmp-" in name]
 
 
+@pytest.mark.parametrize("flag", ["--step-log", "--step-times", "--api-key-file"])
+def test_a_stop_signal_while_a_pipe_has_nobody_at_its_other_end(tmp_path, flag):
+    os.mkfifo(tmp_path / "pipe")
+    command = [os.environ["NFP_PROGRAM"], "serve", "no-such-model.gguf", "--port", "0", flag, str(tmp_path / "pipe")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
 def test_a_stop_signal_while_step_times_are_measured(tmp_path):
     command = [os.environ["NFP_PROGRAM"], "serve", demo_model(), "--port", "0"]
     with subprocess.Popen(command, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)}, stderr=subprocess.PIPE,

@@ -716,12 +716,8 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
     return sampling.include_stop && !(sequence.request.skip_special_end && tokenizer_->is_special(id));
   };
   if (entry.detokenizer && (!ends || shows_end())) {
-    const std::string text = entry.detokenizer->append(id);
-    if (entry.usage.completion_tokens >= sampling.min_tokens) {
-      output.text += entry.stop_filter->feed(text);
-    } else {
-      output.text += text;  // stop strings do not count yet
-    }
+    const bool may_stop = entry.usage.completion_tokens >= sampling.min_tokens;
+    output.text += entry.stop_filter->feed(entry.detokenizer->append(id), may_stop);
   }
   if (ends) {
     output.stop_token = id;

@@ -20,7 +20,7 @@ StopFilter::StopFilter(std::vector<std::string> stops, bool include_stop) : incl
   }
 }
 
-std::string StopFilter::feed(std::string_view text) {
+std::string StopFilter::feed(std::string_view text, bool may_stop) {
   if (stopped()) return {};
   if (stops_.empty()) return std::string(text);
   held_.reserve(held_.size() + text.size());
@@ -31,7 +31,10 @@ std::string StopFilter::feed(std::string_view text) {
       Stop& stop = stops_[i];
       while (stop.matched > 0 && c != stop.text[stop.matched]) stop.matched = stop.fallback[stop.matched - 1];
       if (c == stop.text[stop.matched]) ++stop.matched;
-      if (stop.matched == stop.text.size() && stop.matched > longest) {
+      if (stop.matched < stop.text.size()) continue;
+      if (!may_stop) {
+        stop.matched = stop.fallback.back();
+      } else if (stop.matched > longest) {
         longest = stop.matched;
         stopped_ = static_cast<int>(i);
       }

@@ -20,8 +20,9 @@ class StopFilter {
   explicit StopFilter(std::vector<std::string> stops, bool include_stop = false);
 
   // Text that is safe to show. The stop string that is complete first ends the text; of several that end at the same
-  // byte, the longest. After that everything fed is dropped.
-  std::string feed(std::string_view text);
+  // byte, the longest. After that everything fed is dropped. `may_stop` false: none that is complete in this part
+  // counts; one that only begins in it may.
+  std::string feed(std::string_view text, bool may_stop = true);
   // What was held back: it was no stop string after all.
   std::string finish();
 

@@ -52,6 +52,21 @@ TEST(StopFilter, TheFirstToBeCompleteWins) {
   EXPECT_EQ(run({"c", "abc"}, {"xabc"}), (Outcome{"x", true, "abc"}));
 }
 
+TEST(StopFilter, WhatIsCompleteTooEarlyDoesNotCountAndWhatBeginsThereDoes) {
+  StopFilter filter({"END", "aa"});
+  EXPECT_EQ(filter.feed("xEND", false), "xEND");
+  EXPECT_EQ(filter.feed("aa", false), "a");
+  EXPECT_EQ(filter.feed("bEN", false), "ab");
+  EXPECT_EQ(filter.feed("Dx"), "");
+  ASSERT_TRUE(filter.stopped());
+  EXPECT_EQ(filter.stop(), "END");
+
+  StopFilter border({"aa"});
+  EXPECT_EQ(border.feed("aa", false), "a");
+  EXPECT_EQ(border.feed("a"), "");  // its last two, of which one came too early
+  EXPECT_TRUE(border.stopped());
+}
+
 // Against a search in the whole text, however it is cut.
 TEST(StopFilter, EqualsASearchInTheWholeText) {
   std::mt19937 random(3);

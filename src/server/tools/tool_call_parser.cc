@@ -88,10 +88,17 @@ class HermesParser final : public ToolCallParser {
     called_ = false;
   }
 
-  // The mark and the first `bytes` bytes behind it are text.
+  // What the object began behind and its first `bytes` bytes are no call.
   void not_a_call(size_t bytes) {
-    held_ = std::string(kToolCallMark) + reader_.raw().substr(0, bytes);
-    where_ = Where::kText;
+    held_ = opening_ + reader_.raw().substr(0, bytes);
+    where_ = opening_ == kToolCallMark ? Where::kText : Where::kAfter;
+    apart_ = false;
+  }
+
+  void begin_call(std::string opening) {
+    opening_ = std::move(opening);
+    where_ = Where::kCall;
+    reader_.next();
   }
 
   // Passes on all held text but its last `keep` bytes, and but the white space before them.
@@ -111,20 +118,25 @@ class HermesParser final : public ToolCallParser {
       const bool done = state == JsonCallScanner::State::kDone;
       // The byte that breaks an object is no part of it: it may begin a mark.
       if (reader_.committed()) {
-        called_ = true;
+        called_ = apart_ = true;
         where_ = Where::kAfter;
       } else {
         not_a_call(reader_.raw().size() - (done ? 0 : 1));
       }
       if (done) return;
     }
+    if (where_ == Where::kAfter && apart_ && c == '{') {  // some models write several calls between one pair of marks
+      begin_call(std::exchange(held_, {}));
+      reader_.feed(c, events);
+      return;
+    }
+    apart_ = apart_ && (is_blank(c) || c == ',');
     held_ += c;
     if (c != '>') return;
     if (held_.ends_with(kToolCallMark)) {
       held_.resize(held_.size() - kToolCallMark.size());
       release(0, events);
-      where_ = Where::kCall;
-      reader_.next();
+      begin_call(std::string(kToolCallMark));
     } else if (where_ == Where::kAfter && held_.ends_with(kClose)) {
       held_.clear();
       where_ = Where::kText;
@@ -133,8 +145,10 @@ class HermesParser final : public ToolCallParser {
 
   Where where_ = Where::kText;
   std::string held_;     // text, or what stands between a call and its closing mark
+  std::string opening_;  // what the object being read began behind: the mark, or what separates it from a call
   std::string space_;    // since the last text
   bool called_ = false;  // since the last text
+  bool apart_ = false;   // nothing but what separates calls has come since the last one
   CallReader reader_;
 };
 

@@ -81,6 +81,12 @@ TEST(ToolCallParser, Hermes) {
   expect(f, call + "}\n</tool_call>B.", {"B.", {{"f", "{}"}}});
   expect(f, call + "\n</tool", {"", {{"f", "{}"}}});
   expect(f, call + "\nB. " + closed + "\n", {"\nB.", {{"f", "{}"}, {"f", "{}"}}});
+  // Several between one pair of marks.
+  expect(f, call + "\n{\"name\":\"g\",\"arguments\":{\"x\":1}}, {\"name\":\"h\"}\n</tool_call> B.",
+         {" B.", {{"f", "{}"}, {"g", "{\"x\":1}"}, {"h", "{}"}}});
+  expect(f, call + "\n{\"x\":1}\n</tool_call>B.", {"B.", {{"f", "{}"}}});
+  expect(f, call + "\n{\"x\":1} B.", {"\n{\"x\":1} B.", {{"f", "{}"}}});
+  expect(f, call + "\n{\"x\" " + closed, {"\n{\"x\"", {{"f", "{}"}, {"f", "{}"}}});
   expect(f, "<tool_call>not json</tool_call> x", {"<tool_call>not json</tool_call> x", {}});
   expect(f, "<tool_call>{\"nam", {"<tool_call>{\"nam", {}});
   expect(f, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"cut o", {"", {{"f", "{\"a\":\"cut o"}}});

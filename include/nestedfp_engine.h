@@ -40,7 +40,8 @@ NFP_API nfp_status nfp_engine_apply_chat_template(nfp_engine* engine, const char
 NFP_API nfp_status nfp_engine_submit(nfp_engine* engine, const char* request);
 /* Ends a request; its last output comes with the next step. An unknown id is no error. */
 NFP_API nfp_status nfp_engine_cancel(nfp_engine* engine, const char* id);
-/* Runs one step: {"outputs": [{"id", "text", "tokens", "finish_reason", ...}], "idle": true once nothing is left}. */
+/* Runs one step: {"outputs": [{"id", "text", "tokens", "finish_reason", ...}], "idle": true once nothing is left}. With
+ * speculative_tokens a request may have several outputs of one step, in the order of its tokens. */
 NFP_API nfp_status nfp_engine_step(nfp_engine* engine, char** outputs);
 
 #ifdef __cplusplus

@@ -133,9 +133,9 @@ class RequestOutput:
 
 @dataclass
 class _Answer:
-    """A request of the engine, and where its tokens go. Whoever takes the engine's step leaves its piece in ``news``,
-    by the step's number, and the answer in its call's ``fresh``; only the call that made the request adds it, so that
-    nothing changes under the hands of its caller."""
+    """A request of the engine, and where its tokens go. Whoever takes the engine's step leaves its pieces (with drafts
+    one for each token) in ``news``, by the step's number, and the answer in its call's ``fresh``; only the call that made
+    the request adds them, so that nothing changes under the hands of its caller."""
 
     name: str
     result: RequestOutput
@@ -144,11 +144,11 @@ class _Answer:
     stops: list[int]  # that the caller asked for
     fresh: dict[str, _Answer]  # those of its call that have news
     usage: dict[str, int] = field(default_factory=dict)  # so far
-    news: dict[int, dict[str, Any]] = field(default_factory=dict)
+    news: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def take(self) -> list[dict[str, Any]]:
         taken, self.news = self.news, {}
-        return list(taken.values())
+        return list(itertools.chain.from_iterable(taken.values()))
 
     def add(self, piece: dict[str, Any]) -> None:
         result, output = self.result, self.output
@@ -386,14 +386,17 @@ class LLM:
 
     def _step(self) -> None:
         step = self._engine.step()
+        pieces: dict[str, list[dict[str, Any]]] = {}
         for piece in step["outputs"]:
-            answer = self._open.get(piece["id"])
+            pieces.setdefault(piece["id"], []).append(piece)
+        for name, news in pieces.items():
+            answer = self._open.get(name)
             if answer is None:
                 continue  # of a call that was given up
-            answer.news[self._engine.steps] = piece
+            answer.news[self._engine.steps] = news
             answer.fresh[answer.name] = answer
-            if piece.get("finish_reason") is not None:
-                del self._open[piece["id"]]
+            if news[-1].get("finish_reason") is not None:
+                del self._open[name]
         self._engine.delivered()
         if step["idle"] and not step["outputs"]:
             raise NestedFPError(9, "the engine has nothing left to do and requests without an end")

@@ -108,6 +108,20 @@ class TinyModel(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "2 prompts and 1"):
             self.llm.generate([[5], [6]], [GREEDY])
 
+    def test_drafts_change_no_answer(self):
+        prompts = [[5, 6, 7] * 5, "ab ba"]
+        parameters = [GREEDY, SamplingParams(seed=3, max_tokens=12, logprobs=2, prompt_logprobs=1, ignore_eos=True)]
+        def said(llm):
+            return [(output.outputs, output.prompt_logprobs, output.usage["completion_tokens"])
+                    for output in llm.generate(prompts, parameters)]
+
+        with LLM(TINY, device="cpu", threads=1, max_model_len=128, speculative_tokens=3) as drafting:
+            self.assertEqual(said(drafting), said(self.llm))
+            text = "".join(output.outputs[0].text for output in drafting.generate([prompts[0]], GREEDY))
+            for output in drafting.stream(prompts[0], GREEDY):
+                self.assertTrue(text.startswith(output.outputs[0].text))
+            self.assertEqual(len(output.outputs[0].token_ids), 12)
+
     def test_streaming_grows_and_may_be_left(self):
         lengths = [len(o.outputs[0].token_ids) for o in self.llm.stream([5, 6, 7], GREEDY)]
         self.assertEqual(lengths, sorted(lengths))

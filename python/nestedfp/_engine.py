@@ -41,12 +41,20 @@ def _check(code: int) -> None:
         raise NestedFPError(code, library().nfp_engine_last_error().decode(errors="replace"))
 
 
+def _plain(value: Any) -> Any:
+    """Of what JSON does not know: NumPy's numbers and arrays, torch's tensors."""
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return value.tolist()
+
+
 def _json(fields: dict[str, Any]) -> bytes:
     """The fields as an object; an error names the one that has no JSON: NaN, infinities, text that is not Unicode."""
     members = []
     for name, value in fields.items():
         try:
-            members.append(f"{json.dumps(name)}: {json.dumps(value, allow_nan=False, ensure_ascii=False)}".encode())
+            text = json.dumps(value, allow_nan=False, ensure_ascii=False, default=_plain)
+            members.append(f"{json.dumps(name)}: {text}".encode())
         except (TypeError, ValueError) as problem:
             raise NestedFPError(USAGE, f"field '{name}': {problem}") from problem
     return b"{" + b", ".join(members) + b"}"

@@ -79,9 +79,16 @@ class SamplingParams:
         words = [] if self.bad_words is None else self.bad_words
         if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) and word for word in words):
             raise NestedFPError(USAGE, f"bad_words must be a list of words, not {words!r}")
+        try:
+            self._stop_ids()
+        except TypeError as problem:
+            raise NestedFPError(USAGE, f"stop_token_ids: {problem}") from None
         if self.logit_bias is not None and not (isinstance(self.logit_bias, dict)
                                                 and all(str(token).isdecimal() for token in self.logit_bias)):
             raise NestedFPError(USAGE, f"logit_bias must be a dict of token ids and biases, not {self.logit_bias!r}")
+
+    def _stop_ids(self) -> list[int]:
+        return [] if self.stop_token_ids is None else _token_ids(self.stop_token_ids)
 
     def _fields(self) -> dict[str, Any]:
         fields = dict(vars(self))
@@ -89,6 +96,7 @@ class SamplingParams:
             del fields[name]
         fields["top_k"] = 0 if self.top_k == -1 else self.top_k
         fields["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
+        fields["stop_token_ids"] = self._stop_ids()
         if self.logit_bias is not None:
             fields["logit_bias"] = [[int(token), bias] for token, bias in self.logit_bias.items()]
         return {name: value for name, value in fields.items() if value is not None}
@@ -333,11 +341,11 @@ class LLM:
                 one = replace(sampling, seed=seed, prompt_logprobs=None)
             fields = one._fields()
             most, least = one.max_tokens, one.min_tokens
-            if isinstance(most, int) and isinstance(least, int) and least <= most and most > room > 0:
+            if _is_token_id(most) and _is_token_id(least) and least <= most and most > room > 0:
                 del fields["max_tokens"]  # as vLLM has it, such an answer ends where the context is full
             name = result.request_id if i == 0 else f"{result.request_id}-{i}"
             made[name] = self._open[name] = _Answer(name, result, output, sampling.detokenize,
-                                                    list(sampling.stop_token_ids or ()), fresh)
+                                                    sampling._stop_ids(), fresh)
             self._engine.submit(id=name, prompt=ids, **fields)
 
     def _settle(self) -> None:

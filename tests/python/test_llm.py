@@ -269,6 +269,16 @@ class TinyModel(unittest.TestCase):
             self.assertEqual(self.llm.generate(prompts, GREEDY)[0].outputs[0].token_ids, expected)
         self.assertEqual(self.llm.decode(array), self.llm.decode([5, 6, 7]))
 
+    def test_parameters_of_numpy(self):
+        plain = SamplingParams(temperature=0.5, seed=3, max_tokens=5, logprobs=1, stop_token_ids=[9, 7], logit_bias={5: 1.0})
+        arrays = SamplingParams(temperature=np.float32(0.5), seed=np.int64(3), max_tokens=np.int64(5), logprobs=np.int8(1),
+                                stop_token_ids=np.array([9, 7]), logit_bias={np.int64(5): np.float32(1)})
+        self.assertEqual(self.llm.generate("ab", arrays)[0].outputs, self.llm.generate("ab", plain)[0].outputs)
+        self.assertEqual(len(self.llm.generate([[5] * 100], replace(GREEDY, max_tokens=np.int64(120)))[0].outputs[0].token_ids), 28)
+        for wrong in (5, "5", ["a"], [1.5]):
+            with self.assertRaisesRegex(NestedFPError, "stop_token_ids: token ids are a list of whole numbers"):
+                self.llm.generate("ab", SamplingParams(stop_token_ids=wrong))
+
     def test_prompts_that_are_none(self):
         for prompts in (b"ab", [b"ab"], [1.5], [["a", "b"]], None, {"prompt": 5}, {"prompt_token_ids": "ab"}, {"text": "a"}):
             with self.assertRaises(TypeError, msg=repr(prompts)):

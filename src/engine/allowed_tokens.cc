@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <functional>
 #include <utility>
 
@@ -14,13 +15,20 @@ void forbid(std::span<uint32_t> mask, int32_t token) {
   mask[bit / 32] &= ~(1u << (bit % 32));
 }
 
-int32_t before_last(const std::vector<int32_t>& word) { return word[word.size() - 2]; }
+using Word = std::vector<int32_t>;
+
+// Words of several tokens, in order of their last token but one.
+struct ByTokenBeforeLast {
+  static int32_t of(const Word& word) { return word[word.size() - 2]; }
+  bool operator()(const Word& a, const Word& b) const { return of(a) < of(b); }
+  bool operator()(const Word& word, int32_t token) const { return of(word) < token; }
+  bool operator()(int32_t token, const Word& word) const { return token < of(word); }
+};
 
 }  // namespace
 
-std::optional<RequestError> AllowedTokens::make(std::span<const int32_t> ids,
-                                                std::vector<std::vector<int32_t>> bad_words, int32_t vocab,
-                                                std::shared_ptr<const AllowedTokens>* out) {
+std::optional<RequestError> AllowedTokens::make(std::span<const int32_t> ids, std::vector<Word> bad_words,
+                                                int32_t vocab, std::shared_ptr<const AllowedTokens>* out) {
   const auto size = static_cast<uint32_t>(vocab);
   if (ids.size() > size) {
     return RequestError{
@@ -39,7 +47,7 @@ std::optional<RequestError> AllowedTokens::make(std::span<const int32_t> ids,
     const auto bit = static_cast<uint32_t>(token);
     made->mask_[bit / 32] |= 1u << (bit % 32);
   }
-  for (std::vector<int32_t>& word : bad_words) {
+  for (Word& word : bad_words) {
     if (word.empty()) return RequestError{"bad_words", "bad_words: a word has no tokens; leave it out"};
     for (const int32_t token : word) {
       if (auto bad = check_token("bad_words", token, vocab)) return bad;
@@ -50,7 +58,7 @@ std::optional<RequestError> AllowedTokens::make(std::span<const int32_t> ids,
       made->words_.push_back(std::move(word));
     }
   }
-  std::ranges::sort(made->words_, {}, before_last);
+  std::sort(made->words_.begin(), made->words_.end(), ByTokenBeforeLast());
   *out = std::move(made);
   return std::nullopt;
 }
@@ -58,16 +66,19 @@ std::optional<RequestError> AllowedTokens::make(std::span<const int32_t> ids,
 void AllowedTokens::restrict(std::span<uint32_t> mask, std::span<const int32_t> output) const {
   std::transform(mask.begin(), mask.end(), mask_.begin(), mask.begin(), std::bit_and<>());
   if (words_.empty() || output.empty()) return;
-  for (const std::vector<int32_t>& word : std::ranges::equal_range(words_, output.back(), {}, before_last)) {
-    const std::span<const int32_t> before = std::span(word).first(word.size() - 1);
-    if (before.size() > output.size()) continue;
-    if (std::ranges::equal(before, output.last(before.size()))) forbid(mask, word.back());
+  const auto [begin, end] = std::equal_range(words_.begin(), words_.end(), output.back(), ByTokenBeforeLast());
+  for (auto word = begin; word != end; ++word) {
+    const size_t before = word->size() - 1;
+    if (before > output.size()) continue;
+    if (std::equal(word->begin(), word->end() - 1, output.end() - static_cast<ptrdiff_t>(before))) {
+      forbid(mask, word->back());
+    }
   }
 }
 
 size_t AllowedTokens::bytes() const {
   size_t bytes = mask_.size() * sizeof(uint32_t);
-  for (const std::vector<int32_t>& word : words_) bytes += sizeof(word) + word.size() * sizeof(int32_t);
+  for (const Word& word : words_) bytes += sizeof(word) + word.size() * sizeof(int32_t);
   return bytes;
 }
 

@@ -282,7 +282,8 @@ void direct_group(const LinearTask& task, const Panel* panels, int count, const 
     return i < next_count ? panel_at(task, panels + count + place_in_streams<kWidth>(i, next_count)) : nullptr;
   };
   TileRoom<Weights> room;
-  for (int p = 0; p < count;) {
+  int p = 0;
+  while (p < count) {
     const auto run = [&](auto width) {
       const Panel *here[width], *next[width];
       float* out[width];

@@ -209,7 +209,7 @@ Status run(const InspectFlags& flags) {
   const std::shared_ptr<const ModelSource> source = std::move(opened);
   NFP_ASSIGN_OR_RETURN(const ModelConfig config, parse_config(source->config_json(), source->path() + ": config.json"));
   NFP_ASSIGN_OR_RETURN(const SamplingDefaults sampling, load_sampling_defaults(*source, "auto"));
-  const Status complete = check_complete(*source, config);
+  Status complete = check_complete(*source, config);
   std::unordered_set<std::string> implied;
   for (const DummyTensor& tensor : tensors_of(config)) implied.insert(tensor.name);
   ThreadPool threads(usable_cpu_count());

@@ -15,7 +15,7 @@ namespace nfp {
 namespace {
 
 double remove_s(int32_t waiting, int32_t removed) {
-  BlockManager blocks(64, 16, /*caching=*/true);
+  BlockManager blocks(64, 16, /*prefix_caching=*/true);
   Scheduler scheduler({.max_sequences = 64, .max_step_tokens = 512, .max_queue = waiting}, &blocks);
   std::vector<Sequence*> sequences;
   for (int32_t i = 0; i < waiting; ++i) {
@@ -43,6 +43,7 @@ int main() {
   for (const int32_t waiting : {1000, 4000, 16000, 64000}) {
     const int32_t removed = waiting - waiting / 10;
     std::vector<double> seconds;
+    seconds.reserve(5);
     for (int run = 0; run < 5; ++run) seconds.push_back(nfp::remove_s(waiting, removed));
     std::sort(seconds.begin(), seconds.end());
     fmt::print("{{\"waiting\":{},\"removed\":{},\"ms\":{:.2f}}}\n", waiting, removed, 1e3 * seconds[2]);

@@ -78,7 +78,7 @@ void AllowedTokens::restrict(std::span<uint32_t> mask, std::span<const int32_t> 
 
 size_t AllowedTokens::bytes() const {
   size_t bytes = mask_.size() * sizeof(uint32_t);
-  for (const Word& word : words_) bytes += sizeof(word) + word.size() * sizeof(int32_t);
+  for (const Word& word : words_) bytes += sizeof(Word) + word.size() * sizeof(int32_t);
   return bytes;
 }
 

@@ -249,6 +249,7 @@ Value sort(Runtime& rt, const Value& v, const Args& args) {
   keys.reserve(all.size());
   for (const Value& item : all) {
     std::vector<Value> several;
+    several.reserve(paths.size());
     for (const Value& path : paths) several.push_back(key_of(rt, item, path, args[1]));
     keys.push_back(paths.empty() ? key_of(rt, item, args[2], args[1]) : rt.list(std::move(several)));
   }

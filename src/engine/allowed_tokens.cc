@@ -10,11 +10,6 @@
 namespace nfp {
 namespace {
 
-void forbid(std::span<uint32_t> mask, int32_t token) {
-  const auto bit = static_cast<uint32_t>(token);
-  mask[bit / 32] &= ~(1u << (bit % 32));
-}
-
 using Word = std::vector<int32_t>;
 
 // Words of several tokens, in order of their last token but one.
@@ -53,7 +48,7 @@ std::optional<RequestError> AllowedTokens::make(std::span<const int32_t> ids, st
       if (auto bad = check_token("bad_words", token, vocab)) return bad;
     }
     if (word.size() == 1) {
-      forbid(made->mask_, word.front());
+      forbid_token(made->mask_, word.front());
     } else {
       made->words_.push_back(std::move(word));
     }
@@ -71,7 +66,7 @@ void AllowedTokens::restrict(std::span<uint32_t> mask, std::span<const int32_t> 
     const size_t before = word->size() - 1;
     if (before > output.size()) continue;
     if (std::equal(word->begin(), word->end() - 1, output.end() - static_cast<ptrdiff_t>(before))) {
-      forbid(mask, word->back());
+      forbid_token(mask, word->back());
     }
   }
 }

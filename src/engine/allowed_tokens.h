@@ -11,6 +11,12 @@
 
 namespace nfp {
 
+// Of a mask, bit v % 32 of word v / 32; a token that it has not is none.
+inline void forbid_token(std::span<uint32_t> mask, int32_t token) {
+  const auto bit = static_cast<uint32_t>(token);
+  if (bit / 32 < mask.size()) mask[bit / 32] &= ~(1u << (bit % 32));
+}
+
 class AllowedTokens {
  public:
   // The lists as tokens: `ids` empty = all tokens; the last token of a bad word may not follow its others. Error: an id

@@ -61,17 +61,13 @@ Found check_sampling(const SamplingParams& p, int32_t vocab) {
 Found check_choice(const SamplingParams& p, const RequestBounds& bounds) {
   if (!p.allowed) return std::nullopt;
   std::vector<uint32_t> left(p.allowed->mask().begin(), p.allowed->mask().end());
-  const auto forbid = [&](int32_t token) {
-    const auto bit = static_cast<uint32_t>(token);
-    if (bit / 32 < left.size()) left[bit / 32] &= ~(1u << (bit % 32));
-  };
   for (const auto& [token, bias] : p.logit_bias) {
-    if (bias == -INFINITY) forbid(token);
+    if (bias == -INFINITY) forbid_token(left, token);
   }
   if (p.min_tokens > 0) {
-    for (const int32_t token : p.stop_token_ids) forbid(token);
+    for (const int32_t token : p.stop_token_ids) forbid_token(left, token);
     for (const int32_t token : bounds.end_ids) {
-      if (!p.ignore_eos) forbid(token);
+      if (!p.ignore_eos) forbid_token(left, token);
     }
   }
   if (std::any_of(left.begin(), left.end(), [](uint32_t word) { return word != 0; })) return std::nullopt;

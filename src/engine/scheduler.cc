@@ -23,8 +23,7 @@ void Scheduler::queue_up(std::unique_ptr<Sequence> sequence) {
   const int32_t priority = sequence->request.priority;
   const uint64_t serial = sequence->serial;
   Waiting waiting{std::move(sequence), view, priority, serial};
-  const auto before = [](const Waiting& one, const Waiting& other) { return one.goes_before(other); };
-  waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), waiting, before), std::move(waiting));
+  waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), waiting), std::move(waiting));
   views_[view].current = false;
   free_views_.pop_back();
 }
@@ -39,8 +38,7 @@ std::unique_ptr<Sequence> Scheduler::take_waiting(size_t index) {
 
 std::deque<Scheduler::Waiting>::iterator Scheduler::find_waiting(const Sequence& sequence) {
   const Waiting wanted{nullptr, 0, sequence.request.priority, sequence.serial};
-  const auto before = [](const Waiting& one, const Waiting& other) { return one.goes_before(other); };
-  const auto place = std::lower_bound(waiting_.begin(), waiting_.end(), wanted, before);
+  const auto place = std::lower_bound(waiting_.begin(), waiting_.end(), wanted);
   return place != waiting_.end() && place->sequence.get() == &sequence ? place : waiting_.end();
 }
 

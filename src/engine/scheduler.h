@@ -126,7 +126,7 @@ class Scheduler {
     uint32_t view = 0;                   // index in views_
     int32_t priority = 0;                // the sequence's, also of a gap
     uint64_t serial = 0;
-    bool goes_before(const Waiting& other) const {
+    bool operator<(const Waiting& other) const {
       return priority != other.priority ? priority < other.priority : serial < other.serial;
     }
   };

@@ -130,10 +130,7 @@ Result<const TensorInfo*> ModelSource::need(std::string_view name) const {
   if (tensor == nullptr) {
     return error(ErrorCode::kInvalidInput, "{}: tensor '{}' is missing; the checkpoint is incomplete", path_, name);
   }
-  if (!is_weight_float(tensor->dtype)) {
-    return error(ErrorCode::kUnsupported, "{}: tensor '{}' has dtype {}; weights must be F16, BF16 or F32", path_, name,
-                 is_opaque(*tensor) ? std::string_view(tensor->stored) : name_of(tensor->dtype));
-  }
+  if (!is_weight_float(tensor->dtype)) return no_weight(path_, *tensor);
   return tensor;
 }
 

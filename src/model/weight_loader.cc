@@ -140,10 +140,7 @@ Status check_tied_head(const ModelSource& source, ThreadPool& threads) {
 
 // That `tensor` has as many numbers, row by row, as the configuration implies.
 Status check_shape(const ModelSource& source, const TensorInfo& tensor, const Shape& implied) {
-  if (is_opaque(tensor)) {
-    return error(ErrorCode::kUnsupported, "{}: tensor '{}' has dtype {}; weights must be F16, BF16 or F32",
-                 source.path(), tensor.name, tensor.stored);
-  }
+  if (is_opaque(tensor)) return no_weight(source.path(), tensor);
   const auto differs = [&](int64_t has, const char* what, int64_t wanted) {
     return error(ErrorCode::kInvalidInput, "{}: tensor '{}' has {} {}, but config.json implies {}", source.path(),
                  tensor.name, has, what, wanted);

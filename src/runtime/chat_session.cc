@@ -19,23 +19,27 @@ Result<ChatTemplate> load_chat_template(const LoadedModel& loaded, bool has_tool
                name);
 }
 
-Result<std::vector<int32_t>> encode_chat(const LoadedModel& loaded, const ChatTemplate& chat_template,
-                                         const nlohmann::ordered_json& messages, const nlohmann::ordered_json& tools,
-                                         const nlohmann::ordered_json& extra) {
-  const Tokenizer& tokenizer = *loaded.tokenizer;
+void set_special_tokens(const Tokenizer& tokenizer, ChatTemplateInput* input) {
   const auto token_text = [&](std::optional<int32_t> id) -> std::optional<std::string> {
     if (!id) return std::nullopt;
     const auto text = tokenizer.id_to_token(*id);
     return text ? std::optional<std::string>(*text) : std::nullopt;
   };
+  input->bos_token = token_text(tokenizer.bos_id());
+  input->eos_token = token_text(tokenizer.eos_id());
+  input->named_tokens.assign(tokenizer.named_tokens().begin(), tokenizer.named_tokens().end());
+}
+
+Result<std::vector<int32_t>> encode_chat(const LoadedModel& loaded, const ChatTemplate& chat_template,
+                                         const nlohmann::ordered_json& messages, const nlohmann::ordered_json& tools,
+                                         const nlohmann::ordered_json& extra) {
+  const Tokenizer& tokenizer = *loaded.tokenizer;
   ChatTemplateInput input;
   input.messages = messages;
   input.tools = tools;
   input.extra = extra;
   input.add_generation_prompt = true;
-  input.bos_token = token_text(tokenizer.bos_id());
-  input.eos_token = token_text(tokenizer.eos_id());
-  input.named_tokens.assign(tokenizer.named_tokens().begin(), tokenizer.named_tokens().end());
+  set_special_tokens(tokenizer, &input);
   NFP_ASSIGN_OR_RETURN(const std::string prompt, chat_template.render(input));
   return tokenizer.encode(prompt, {.add_special_tokens = false, .parse_special = true});
 }

@@ -17,6 +17,9 @@ namespace nfp {
 // The template of a model as transformers would choose it. kNotFound: it has none.
 Result<ChatTemplate> load_chat_template(const LoadedModel& loaded, bool has_tools);
 
+// The special tokens that a template may name.
+void set_special_tokens(const Tokenizer& tokenizer, ChatTemplateInput* input);
+
 // Token ids of a conversation. The template writes BOS itself, so none is added.
 Result<std::vector<int32_t>> encode_chat(const LoadedModel& loaded, const ChatTemplate& chat_template,
                                          const nlohmann::ordered_json& messages, const nlohmann::ordered_json& tools,

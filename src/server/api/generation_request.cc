@@ -41,11 +41,14 @@ MaybeError parse_stop(Fields& fields, const RequestLimits& limits, SamplingParam
   return std::nullopt;
 }
 
+MaybeError check_entries(const Json& list, std::string_view param, size_t most) {
+  if (list.size() <= most) return std::nullopt;
+  return bad_request(std::string(param),
+                     fmt::format("'{}' has {} entries; at most {} are allowed", param, list.size(), most));
+}
+
 MaybeError parse_token_list(const Json& list, std::string_view param, size_t most, std::vector<int32_t>* out) {
-  if (list.size() > most) {
-    return bad_request(std::string(param),
-                       fmt::format("'{}' has {} entries; at most {} are allowed", param, list.size(), most));
-  }
+  NFP_API_TRY(check_entries(list, param, most));
   out->reserve(list.size());
   for (const Json& item : list) {
     // Negative and too large ids are named by the engine's check against the vocabulary.
@@ -63,10 +66,7 @@ MaybeError parse_logit_bias(Fields& fields, const RequestLimits& limits, Samplin
   const Json* bias = fields.find("logit_bias");
   if (bias == nullptr) return std::nullopt;
   if (!bias->is_object()) return bad_request("logit_bias", "'logit_bias' must map token ids to numbers");
-  if (bias->size() > static_cast<size_t>(limits.max_logit_bias)) {
-    return bad_request("logit_bias", fmt::format("'logit_bias' has {} entries; at most {} are allowed", bias->size(),
-                                                 limits.max_logit_bias));
-  }
+  NFP_API_TRY(check_entries(*bias, "logit_bias", static_cast<size_t>(limits.max_logit_bias)));
   for (const auto& [key, value] : bias->items()) {
     int32_t token = 0;
     const auto [end, failure] = std::from_chars(key.data(), key.data() + key.size(), token);
@@ -97,10 +97,7 @@ MaybeError parse_bad_words(Fields& fields, const RequestLimits& limits, std::vec
   const Json* words = fields.find("bad_words");
   if (words == nullptr) return std::nullopt;
   if (!words->is_array()) return bad_request("bad_words", "'bad_words' must be a list of strings");
-  if (words->size() > static_cast<size_t>(limits.max_bad_words)) {
-    return bad_request("bad_words", fmt::format("'bad_words' has {} entries; at most {} are allowed", words->size(),
-                                                limits.max_bad_words));
-  }
+  NFP_API_TRY(check_entries(*words, "bad_words", static_cast<size_t>(limits.max_bad_words)));
   for (const Json& word : *words) {
     const std::string param = fmt::format("bad_words[{}]", out->size());
     if (!word.is_string()) return bad_request(param, fmt::format("'{}' must be a string", param));
@@ -517,10 +514,7 @@ MaybeError parse_prompt(const Json& prompt, std::string_view param, const Reques
     PromptInput& input = out->emplace_back();
     return parse_token_list(prompt, param, kMostTokens, &input.tokens);
   }
-  if (prompt.size() > static_cast<size_t>(limits.max_prompts)) {
-    return bad_request(std::string(param), fmt::format("'{}' has {} entries; at most {} are allowed", param,
-                                                       prompt.size(), limits.max_prompts));
-  }
+  NFP_API_TRY(check_entries(prompt, param, static_cast<size_t>(limits.max_prompts)));
   for (const Json& item : prompt) {
     PromptInput& input = out->emplace_back();
     if (item.is_string()) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "engine/allowed_tokens.h"
 #include "server/grammar/grammar.h"
 
 namespace nfp::server {
@@ -19,10 +20,7 @@ class MinTokens final : public TokenConstraint {
     if (left_ <= 0 || !inner_->failure().empty()) return restricted;
     if (!restricted) std::fill(mask.begin(), mask.end(), ~0u);
     std::vector<uint32_t> without(mask.begin(), mask.end());
-    for (const int32_t id : end_ids_) {
-      const auto bit = static_cast<uint32_t>(id);
-      if (bit / 32 < without.size()) without[bit / 32] &= ~(1u << (bit % 32));
-    }
+    for (const int32_t id : end_ids_) forbid_token(without, id);
     if (std::all_of(without.begin(), without.end(), [](uint32_t word) { return word == 0; })) return restricted;
     std::copy(without.begin(), without.end(), mask.begin());
     return true;

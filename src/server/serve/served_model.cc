@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "base/mapped_file.h"
+#include "runtime/chat_session.h"
 #include "server/serve/tool_fallback.h"
 
 namespace nfp::server {
@@ -132,14 +133,7 @@ Result<std::string> ServedModel::render_chat(const GenerationRequest& request, b
   }
   if (with_tools && !describe) input.tools = request.tools;
   input.add_generation_prompt = request.add_generation_prompt;
-  const auto token_text = [&](std::optional<int32_t> id) -> std::optional<std::string> {
-    if (!id) return std::nullopt;
-    const auto text = tokenizer().id_to_token(*id);
-    return text ? std::optional<std::string>(*text) : std::nullopt;
-  };
-  input.bos_token = token_text(tokenizer().bos_id());
-  input.eos_token = token_text(tokenizer().eos_id());
-  input.named_tokens.assign(tokenizer().named_tokens().begin(), tokenizer().named_tokens().end());
+  set_special_tokens(tokenizer(), &input);
   input.extra = request.template_variables;
   input.limits.max_output_bytes = 64u << 20;
   input.limits.stop = std::move(stop);

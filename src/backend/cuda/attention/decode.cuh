@@ -320,9 +320,7 @@ struct DecodeLoader {
     fetch(p);
   }
   __device__ __forceinline__ int look_up(const DecodeParams& p) const {
-    if (walk.done) return 0;
-    const int key = (walk.first_tile + tile) * kDecodeTile;
-    return __ldg(p.a.block_table + int64_t{walk.sequence} * p.a.table_width + (key >> p.a.block_shift));
+    return walk.done ? 0 : walk.cache_block(p, tile);
   }
 };
 

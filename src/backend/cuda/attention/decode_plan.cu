@@ -8,15 +8,13 @@ __global__ __launch_bounds__(kPlanWarps * 32) void plan_decode_kernel(const __gr
   const int unit = static_cast<int>(blockIdx.x * kPlanWarps + threadIdx.x / 32);
   if (unit >= units) return;
   DecodeStart start;
-  start.walk = warps ? find_walk<true>(p, unit, units, start.span, start.busy)
-                     : find_walk<false>(p, unit, units, start.span, start.busy);
+  start.walk = warps ? start_walk<true>(p, unit, units, start.span, start.busy)
+                     : start_walk<false>(p, unit, units, start.span, start.busy);
   const DecodeWalk& walk = start.walk;
 #pragma unroll
   for (int i = 0; i < kDecodeWarps; ++i) {
-    const int key = (walk.first_tile + walk.begin + i) * kDecodeTile;
-    start.block[i] = walk.done || walk.begin + i >= walk.end
-                         ? 0
-                         : p.a.block_table[int64_t{walk.sequence} * p.a.table_width + (key >> p.a.block_shift)];
+    const int tile = walk.begin + i;
+    start.block[i] = walk.done || tile >= walk.end ? 0 : walk.cache_block(p, tile);
   }
   if (threadIdx.x % 32 == 0) starts[unit] = start;
 }

@@ -36,6 +36,12 @@ struct DecodeWalk {
     return p.deterministic && tiles > 0 ? (tiles + chunk(tiles) - 1) / chunk(tiles) : tiles;
   }
 
+  // The cache block of a tile of the row.
+  __device__ __forceinline__ int cache_block(const DecodeParams& p, int tile) const {
+    const int key = (first_tile + tile) * kDecodeTile;
+    return __ldg(p.a.block_table + int64_t{sequence} * p.a.table_width + (key >> p.a.block_shift));
+  }
+
   __device__ __forceinline__ void enter(const DecodeParams& p) {
     context = p.a.context[sequence];
     token = p.a.query_start[sequence];  // here, and not when the query is there and waits for it
@@ -74,8 +80,8 @@ struct DecodeWalk {
 // neighbouring units have the same piece of each: they read them at the same time, as a cache block has them side by
 // side, and memory opens fewer pages.
 template <bool kBundles>
-__device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int unit, int units, int least_span, int& span,
-                                                 int& busy) {
+__device__ __forceinline__ DecodeWalk start_walk(const DecodeParams& p, int unit, int units, int& span, int& busy) {
+  const int least_span = kBundles ? kLeastRowsSpan : p.deterministic ? 1 : kLeastDecodeSpan;
   const int bundle = kBundles ? p.bundle : 1;
   const int lane = threadIdx.x % 32;
   const int bundles = p.a.kv_heads / bundle;  // of a sequence
@@ -125,21 +131,11 @@ struct alignas(16) DecodeStart {
   int block[kDecodeWarps];  // of tiles walk.begin, walk.begin + 1, ...
 };
 
-template <bool kBundles>
-__device__ __forceinline__ DecodeWalk find_walk(const DecodeParams& p, int unit, int units, int& span, int& busy) {
-  return start_walk<kBundles>(p, unit, units,
-                              kBundles          ? kLeastRowsSpan
-                              : p.deterministic ? 1
-                                                : kLeastDecodeSpan,
-                              span, busy);
-}
-
-// find_walk(), or what the plan has of it; then `block` is that of tile walk.begin + tile, else -1.
+// start_walk(), or what the plan has of it; then `block` is that of tile walk.begin + tile, else it stays.
 template <int kDim, bool kBundles>
 __device__ __forceinline__ DecodeWalk planned_walk(const DecodeParams& p, int unit, int units, int tile, int& span,
                                                    int& busy, int& block) {
-  block = -1;
-  if (kDim > 128 || p.plan == nullptr) return find_walk<kBundles>(p, unit, units, span, busy);
+  if (kDim > 128 || p.plan == nullptr) return start_walk<kBundles>(p, unit, units, span, busy);
   const auto* start = static_cast<const DecodeStart*>(p.plan) + unit;
   span = __ldg(&start->span);
   busy = __ldg(&start->busy);

@@ -489,6 +489,12 @@ class Backend {
   }
   virtual void gather_rows(const GatherRowsArgs& args) = 0;
   virtual void sample(const SampleArgs& args) = 0;
+  // One after the other, where first.y is then.logits. A backend may do both without storing logits, after which nobody
+  // may read them.
+  virtual void linear_sample(const LinearArgs& first, const SampleArgs& then) {
+    linear(first);
+    sample(then);
+  }
   virtual void score(const ScoreArgs& args) = 0;
 
   // Between begin_capture and end_capture operations are recorded, not run; replay runs them with the device memory as

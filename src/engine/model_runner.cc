@@ -476,13 +476,11 @@ void ModelRunner::enqueue(const StepShape& shape, FirstRows first, int32_t top_n
   if (shape.rows > 0) {
     // Decoded tokens are in order: a row each.
     const int32_t* const rows = shape.decode() ? nullptr : input_->sampled_rows(shape);
-    model_.logits(rows, shape.rows, shape.precision, logits_.as<float>());
     SampleArgs args = input_->sampling(shape);
-    args.logits = logits_.as<float>();
     args.history = history_.get();
     args.out = sampled_.as<SampledRow>() + first.sampled;
     args.top = top_.as<TokenLogprob>() + static_cast<ptrdiff_t>(first.sampled) * kMaxTopLogprobs;
-    model_.backend().sample(args);
+    model_.sample(rows, shape.precision, logits_.as<float>(), args);
   }
   for (int32_t done = 0; done < shape.scored; done += launch_sequences_) {
     const int32_t count = std::min(launch_sequences_, shape.scored - done);

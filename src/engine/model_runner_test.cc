@@ -116,6 +116,7 @@ class NoWeights : public Model {
   Status reserve(int32_t, int32_t, int32_t) override { return ok_status(); }
   void forward(const ForwardArgs&) override {}
   void logits(const int32_t*, int32_t, Precision, float*) override {}
+  void sample(const int32_t*, Precision, float*, SampleArgs) override {}
   const Buffer& final_states(const int32_t*, int32_t) override { return none_; }
   const Buffer& hidden() const override { return none_; }
   std::vector<Linear*> linears() override { return {}; }

@@ -60,7 +60,12 @@ class Decoder final : public Model {
   Status reserve(int32_t tokens, int32_t rows, int32_t positions) override;
   void forward(const ForwardArgs& args) override;
   void logits(const int32_t* rows, int32_t count, Precision precision, float* out) override {
-    head_.run(backend_, head_matrix(), work_.residual, rows, count, precision, out);
+    backend_.linear(head_.product(backend_, head_matrix(), work_.residual, rows, count, precision, out));
+  }
+  void sample(const int32_t* rows, Precision precision, float* logits, SampleArgs args) override {
+    args.logits = logits;
+    backend_.linear_sample(head_.product(backend_, head_matrix(), work_.residual, rows, args.rows, precision, logits),
+                           args);
   }
   const Buffer& final_states(const int32_t* rows, int32_t count) override {
     return head_.states(backend_, work_.residual, rows, count, Precision::kFp16);

@@ -47,6 +47,9 @@ class Model {
   // Logits of `count` hidden states of the last forward. rows: device [count], indices; null = the first ones; out:
   // device [count, vocab] FP32.
   virtual void logits(const int32_t* rows, int32_t count, Precision precision, float* out) = 0;
+  // Tokens of args.rows hidden states likewise. logits: device, as much as logits() would write; it may hold anything
+  // afterwards. args: all but the logits.
+  virtual void sample(const int32_t* rows, Precision precision, float* logits, SampleArgs args) = 0;
 
   // `count` hidden states of the last forward (at most reserve()'s rows) as the head reads them, after the
   // final norm: [count, hidden] of the backend's activation_dtype(), until the next call of this or logits().

@@ -32,6 +32,7 @@
 #include "backend/cuda/linear/weight.h"
 #include "backend/cuda/model_shape.h"
 #include "backend/cuda/profiler.h"
+#include "backend/cuda/row_largest.h"
 #include "backend/cuda/row_peaks.h"
 #include "backend/cuda/sampling/sampling.h"
 #include "backend/cuda/step/step.h"
@@ -223,7 +224,8 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
 
   void embed(const EmbedArgs& args) override;
   void rms_norm(const RmsNormArgs& args) override;
-  void linear(const LinearArgs& args) override;
+  void linear(const LinearArgs& args) override { multiply(args, false); }
+  void linear_sample(const LinearArgs& first, const SampleArgs& then) override;
   void rope(const RopeArgs& args) override;
   void attention(const AttentionArgs& args) override { attend(attention_call(args), args); }
   void rope_attention(const RopeArgs& first, const AttentionArgs& then) override;
@@ -297,6 +299,8 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   void plan_attention(const BatchView& batch);
   const void* plan_of(const cuda::AttentionCall& call, const BatchView& batch);  // null = none
   void attend(cuda::AttentionCall call, const AttentionArgs& args, const std::optional<RopeArgs>& rotated = {});
+  // finds_largest: LinearCall::y_is_largest in place of args.y_is_f32.
+  void multiply(const LinearArgs& args, bool finds_largest);
   // RMSNorm of `count` heads together, in place.
   void norm_heads(const RopeArgs& args, int32_t first, int32_t count, const float* weight);
   // Rounds FP16 rows to E4M3 with a scale each.
@@ -699,7 +703,7 @@ cuda::GemmInputCall CudaBackend::norm_call(const RmsNormArgs& args) const {
           .batch_invariant = options_.deterministic};
 }
 
-void CudaBackend::linear(const LinearArgs& args) {
+void CudaBackend::multiply(const LinearArgs& args, bool finds_largest) {
   const CudaWeight& weight = device_weight(args.weight);
   const void* x = args.x;
   if (args.x_is_plain && !is_exact(weight.consumes(args.precision))) {
@@ -732,7 +736,8 @@ void CudaBackend::linear(const LinearArgs& args) {
       .epilogue = epilogue,
       .consumer = args.consumer,
       .y = args.y,
-      .y_is_f32 = args.y_is_f32,
+      .y_is_f32 = args.y_is_f32 && !finds_largest,
+      .y_is_largest = finds_largest,
       .reduction = options_.deterministic ? cuda::Reduction::kBatchInvariant : cuda::Reduction::kFastest,
       .multiplied = multiplied,
       .workspace = {.gemm = {gemm_workspace_.data(), gemm_workspace_.bytes()},
@@ -1029,6 +1034,21 @@ void CudaBackend::sample(const SampleArgs& args) {
                          .out = args.out,
                          .top = args.top},
                         stream_));
+}
+
+void CudaBackend::linear_sample(const LinearArgs& first, const SampleArgs& then) {
+  const bool finds_largest = first.y_is_f32 && first.soft_cap <= 0 && cuda::needs_largest_only(then.needs) &&
+                             cuda::LinearRunner::finds_largest(device_weight(first.weight)) &&
+                             cuda::RowLargest::bytes(then.rows, then.vocab) <=
+                                 static_cast<size_t>(then.rows) * static_cast<size_t>(then.vocab) * sizeof(float);
+  multiply(first, finds_largest);
+  if (!finds_largest) return sample(then);
+  const auto timed = profiler_.time(stage::kSample, stream_, [then] { return cost_of(then); });
+  keep(cuda::run_largest({.candidates = static_cast<const uint64_t*>(first.y),
+                          .rows = then.rows,
+                          .vocab = then.vocab,
+                          .out = then.out},
+                         stream_));
 }
 
 void CudaBackend::score(const ScoreArgs& args) {

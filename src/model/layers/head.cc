@@ -36,19 +36,19 @@ const Buffer& Head::normalise(const Norm& by, Backend& backend, const Buffer& hi
   return normed;
 }
 
-void Head::run(Backend& backend, const Linear& matrix, const Buffer& hidden, const int32_t* rows, int32_t count,
-               Precision precision, float* out) const {
+LinearArgs Head::product(Backend& backend, const Linear& matrix, const Buffer& hidden, const int32_t* rows,
+                         int32_t count, Precision precision, float* logits) const {
   LinearArgs call;
   call.weight = matrix.weight.get();
   const Precision consumer = matrix.weight->consumes(matrix.at(precision));
   call.x = normalise(scaled_norm.has_value() ? *scaled_norm : norm, backend, hidden, rows, count, consumer).data();
   call.rows = count;
   call.precision = matrix.at(precision);
-  call.y = out;
+  call.y = logits;
   call.y_is_f32 = true;
   call.soft_cap = soft_cap;
   call.stage = matrix.stage();
-  backend.linear(call);
+  return call;
 }
 
 }  // namespace nfp

@@ -11,10 +11,10 @@ namespace nfp {
 struct Head {
   Status load(WeightLoader& weights, const ModelConfig& config);  // no matrix where it is tied
   Status reserve(Backend& backend, const ModelConfig& config, int32_t rows);
-  // Logits of rows[0..count) of `hidden`, or without rows of its first `count`. `matrix`: own, or the embedding where
-  // they are tied.
-  void run(Backend& backend, const Linear& matrix, const Buffer& hidden, const int32_t* rows, int32_t count,
-           Precision precision, float* out) const;
+  // The product that makes logits of rows[0..count) of `hidden`, or without rows of its first `count`, whose inputs it
+  // enqueues. `matrix`: own, or the embedding where they are tied.
+  LinearArgs product(Backend& backend, const Linear& matrix, const Buffer& hidden, const int32_t* rows, int32_t count,
+                     Precision precision, float* logits) const;
 
   // The final norm of these rows, in the form that `consumer` wants.
   const Buffer& states(Backend& backend, const Buffer& hidden, const int32_t* rows, int32_t count,

@@ -67,9 +67,12 @@ Status check_call(const GemmCall& c) {
   if (c.ldx < x_width) return bad("ldx", "is smaller than a row of x");
   if (c.ldx * x_size % 16 != 0)
     return bad("ldx", "must be a multiple of 16 bytes (the copy engine's rule); pad the rows");
-  const size_t d_size = c.output == Output::kF32 ? 4 : 2;
+  const bool finds_largest = c.output == Output::kLargest;
+  const size_t d_size = finds_largest ? sizeof(uint64_t) : c.output == Output::kF32 ? 4 : 2;
   if (c.d == nullptr || !aligned(c.d, d_size)) return bad("d", "must be a device pointer aligned to its elements");
-  if (c.ldd < columns) return bad("ldd", "is smaller than a row of d");
+  if (!finds_largest && c.ldd < columns) return bad("ldd", "is smaller than a row of d");
+  if (finds_largest && (c.swiglu || c.residual != nullptr))
+    return bad("output", "cannot be kLargest with swiglu or a residual");
   if (c.residual != nullptr && (!aligned(c.residual, d_size) || c.ldr < columns))
     return bad("residual", "is misaligned, or ldr smaller than a row");
   if (c.swiglu && c.w.n % 16 != 0) return bad("w.n", "must be a multiple of 16 with swiglu");
@@ -142,6 +145,7 @@ void set_operands(const GemmCall& call, KernelParams* p) {
   p->one = 1;
   p->is_bf16 = call.output == Output::kBF16 ? 1 : 0;
   p->is_f32 = call.output == Output::kF32 ? 1 : 0;
+  p->finds_largest = call.output == Output::kLargest ? 1 : 0;
   p->swiglu = call.swiglu ? 1 : 0;
   p->bulk_stores = has_bulk_stores(call) ? 1 : 0;
 }

@@ -52,6 +52,7 @@ struct GemmCall {
   const float* token_scale = nullptr;
   // [m, n], or [m, n / 2] with swiglu, of type `output`. ldd in elements. Fastest are outputs of bulk_store_type(mode)
   // with rows that are 16-byte aligned, and swiglu without a residual.
+  // With Output::kLargest d is RowLargest::bytes(m, n), without ldd; swiglu and residual do not go with it.
   void* d = nullptr;
   int64_t ldd = 0;
   Output output = Output::kF16;

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -10,6 +12,7 @@
 
 #include "backend/cuda/gemm/gemm.h"
 #include "backend/cuda/gemm/plan/tuning_table.h"
+#include "backend/cuda/row_largest.h"
 #include "backend/cuda/row_peaks.h"
 #include "base/float_types.h"
 
@@ -451,6 +454,85 @@ INSTANTIATE_TEST_SUITE_P(
         Case{7, 272, 1030, Mode::kE4M3, Join::kBiased, false, true},
         Case{8, 1360, 700, Mode::kE4M3, Join::kBiased, false, true},
         Case{5, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, false, true}));
+
+// The candidates of logits [m, n], of which rows of padding stay as they were: bytes of 0xff.
+std::vector<uint64_t> largest_of(const std::vector<float>& logits, int64_t m, int64_t n) {
+  std::vector<uint64_t> out(RowLargest::bytes(m, n) / sizeof(uint64_t), ~uint64_t{0});
+  for (int64_t t = 0; t < m; ++t) {
+    for (int64_t group = 0; group < RowLargest::groups(n); ++group) {
+      uint64_t largest = 0;
+      for (int64_t c = group * RowLargest::kColumns; c < std::min(n, (group + 1) * RowLargest::kColumns); ++c) {
+        const float v = logits[static_cast<size_t>(t * n + c)] + 0.0f;
+        const auto bits = std::bit_cast<uint32_t>(v);
+        const uint32_t key = std::isnan(v) ? 1 : std::signbit(v) ? ~bits : bits | 0x80000000u;
+        largest = std::max(largest, uint64_t{key} << 32 | ~static_cast<uint32_t>(c));
+      }
+      const int64_t at = (t / RowLargest::kRows * RowLargest::groups(n) + group) * RowLargest::kRows;
+      out[static_cast<size_t>(at + t % RowLargest::kRows)] = largest;
+    }
+  }
+  return out;
+}
+
+// Of what the same product would store in FP32, with equal outputs, infinities and tokens of NaN among them.
+TEST_F(GemmGpu, FindsTheLargestOfEachRow) {
+  std::mt19937 random(12);
+  std::normal_distribution<float> normal;
+  for (const Mode mode : {Mode::kF16, Mode::kBF16, Mode::kE4M3, Mode::kE4M3Promoted, Mode::kW8A16}) {
+    const bool fp8 = is_fp8(mode);
+    for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 72, 64}, {7, 200, 520}, {70, 333, 1030}, {300, 136, 256}}) {
+      std::vector<uint16_t> bits;
+      for (int64_t i = 0; i < n * k; ++i)  // 29 rows, over and over
+        bits.push_back(i < 29 * k ? fp32_to_fp16(std::clamp(normal(random) * 0.3f, -1.75f, 1.75f)) & 0xfff8
+                                  : bits[static_cast<size_t>(i - 29 * k)]);
+      const HostMatrix w = nest(n, k, bits, Join::kBiased, random);
+      const int64_t ldx = fp8 ? PlaneShape{n, k}.padded_k() : (k + 7) / 8 * 8;
+      std::vector<uint8_t> x_bytes(static_cast<size_t>(m * ldx * (fp8 ? 1 : 2)));
+      std::vector<float> bias(static_cast<size_t>(n)), token_scale(static_cast<size_t>(m), 0.25f);
+      for (int64_t t = 0; t < m; ++t) {
+        const bool is_nan = t % 5 == 2;
+        for (int64_t i = 0; i < k; ++i) {
+          const float v = is_nan ? NAN : normal(random);
+          const auto at = static_cast<size_t>(t * ldx);
+          if (fp8) {
+            x_bytes[at + static_cast<size_t>(activation_byte(i))] = is_nan ? 0x7f : fp32_to_e4m3(v * 16);
+          } else {
+            const uint16_t half = mode == Mode::kBF16 ? fp32_to_bf16(v) : fp32_to_fp16(v);
+            std::memcpy(&x_bytes[(at + static_cast<size_t>(i)) * 2], &half, 2);
+          }
+        }
+      }
+      bias[static_cast<size_t>(n / 2)] = -INFINITY;
+      for (int64_t r = 48; r < std::min<int64_t>(64, n); ++r) bias[static_cast<size_t>(r)] = -INFINITY;  // a whole group
+      if (m > 4) bias[static_cast<size_t>(n - 1)] = INFINITY;
+      const DeviceArray<uint8_t> upper(w.planes[0]), lower(w.planes[1]), x(x_bytes);
+      const DeviceArray<float> d_bias(bias), d_token(token_scale);
+      DeviceArray<float> logits(static_cast<size_t>(m * n));
+      DeviceArray<uint64_t> largest(RowLargest::bytes(m, n) / sizeof(uint64_t));
+      for (const Config& config : all_configs(mode)) {
+        GemmCall call;
+        call.w = {upper.get(), lower.get(), nullptr, n, k, Join::kBiased};
+        call.mode = mode;
+        call.m = m;
+        call.x = x.get();
+        call.ldx = ldx;
+        call.token_scale = fp8 ? d_token.get() : nullptr;
+        call.bias = d_bias.get();
+        call.d = logits.get();
+        call.ldd = n;
+        call.output = Output::kF32;
+        logits.poison();
+        ASSERT_NO_FATAL_FAILURE(run(call, config));
+        call.d = largest.get();
+        call.output = Output::kLargest;
+        largest.poison();
+        ASSERT_NO_FATAL_FAILURE(run(call, config));
+        ASSERT_EQ(largest.host(), largest_of(logits.host(), m, n))
+            << to_string(config) << " m " << m << " " << name_of(mode);
+      }
+    }
+  }
+}
 
 // Fixed splits: a token's result does not depend on the other tokens, on m, or on the tile.
 TEST_F(GemmGpu, ResultsDoNotDependOnTheBatchWithFixedSplits) {

@@ -80,6 +80,9 @@ Status check_call(const CudaWeight& weight, const LinearCall& call) {
   if (gated && (call.y_is_f32 || call.residual != nullptr)) {
     return bad("y_is_f32 and residual", "do not go with a gate");
   }
+  if (call.y_is_largest && (!LinearRunner::finds_largest(weight) || call.y_is_f32 || call.residual != nullptr)) {
+    return bad("y_is_largest", "is for weights of one nested segment, and goes with neither y_is_f32 nor residual");
+  }
   if (!gated && !is_exact(call.consumer)) {
     return bad("consumer", "must be kFp16 with kStore: only norms and gates write E4M3");
   }
@@ -169,7 +172,7 @@ struct LinearRunner::State {
     c.token_scale = fp8 ? e4m3_scales(call.x, call.reserved_rows, product.k) : nullptr;
     c.d = product.d;
     c.ldd = product.columns;
-    c.output = call.y_is_f32 ? Output::kF32 : Output::kF16;
+    c.output = call.y_is_largest ? Output::kLargest : call.y_is_f32 ? Output::kF32 : Output::kF16;
     c.bias = product.segment.bias;
     c.swiglu = product.fused;
     c.peaks = product.peaks;
@@ -220,6 +223,10 @@ LinearRunner::After LinearRunner::after(const CudaWeight& weight, LinearEpilogue
   const bool rounds = !is_exact(consumer);
   if (fuses_gate(weight, epilogue)) return rounds ? After::kRound : After::kNothing;
   return rounds ? After::kActivationRound : After::kActivation;
+}
+
+bool LinearRunner::finds_largest(const CudaWeight& weight) {
+  return !weight.interleaved() && weight.segments().size() == 1 && weight.segments().front().nested;
 }
 
 Status LinearRunner::run(const CudaWeight& weight, const LinearCall& call) {

@@ -53,6 +53,8 @@ struct LinearCall {
   Precision consumer = Precision::kFp16;  // of gated ones only: the form of y, as the next weight's consumes() names it
   void* y = nullptr;                      // kStore: [rows, n] FP16, or FP32 with y_is_f32
   bool y_is_f32 = false;                  // kStore only
+  // kStore of a weight that finds_largest(): y is the largest outputs of each row (row_largest.h), none is stored.
+  bool y_is_largest = false;
   const void* residual = nullptr;         // kStore only: [rows, n] of y's type, added last; may be y; null = none
   // kBatchInvariant: a row's result does not depend on the other rows of the call. (Not of FP16 segments, whose
   // kernels are cuBLASLt's.)
@@ -78,6 +80,8 @@ class LinearRunner {
   // How a kernel after the product makes y of it.
   enum class After : uint8_t { kNothing, kRound, kActivation, kActivationRound };
   static After after(const CudaWeight& weight, LinearEpilogue epilogue, Precision consumer);
+
+  static bool finds_largest(const CudaWeight& weight);
 
   // kUsage for calls that do not fit the weight. Not thread-safe.
   Status run(const CudaWeight& weight, const LinearCall& call);

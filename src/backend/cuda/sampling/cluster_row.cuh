@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/logit_key.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/store_async.cuh"
 #include "backend/cuda/ptx/warp.cuh"
@@ -12,29 +13,9 @@
 
 namespace nfp::cuda {
 
-inline constexpr uint32_t kPaddingKey = 0;  // past the vocabulary
-inline constexpr uint32_t kNaNKey = 1;
-inline constexpr uint32_t kMinusInfinityKey = 0x007fffffu;
-inline constexpr uint32_t kLowestKey = kMinusInfinityKey + 1;         // of tokens with a weight
 inline constexpr int kListSize = 1024;                                // candidates that one block takes: two a thread
 inline constexpr int kMaxValues = 8;                                  // of one exchange
 inline constexpr uint32_t kTold = kSampleBlocks * kSampleWarps / 32;  // warps' words a lane
-
-__device__ __forceinline__ uint32_t key_of(float logit) {
-  const uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 = 0
-  const uint32_t key = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-  return logit != logit ? kNaNKey : key;
-}
-__device__ __forceinline__ bool is_finite_key(uint32_t key) {
-  return key > kMinusInfinityKey && key < 0xff800000u;  // +infinity's
-}
-// NaN for NaN and padding.
-__device__ __forceinline__ float logit_of(uint32_t key) {
-  // key ^ ~(sign & 0x7fffffff) in one operation, which compilers do not find.
-  uint32_t bits;
-  asm("lop3.b32 %0, %1, %2, 0x7fffffff, 0x87;" : "=r"(bits) : "r"(key), "r"(static_cast<int32_t>(key) >> 31));
-  return __uint_as_float(bits);
-}
 
 // What a warp tells the cluster.
 struct alignas(16) Told {
@@ -239,7 +220,7 @@ struct ClusterRow {
   __device__ __forceinline__ uint64_t largest(uint32_t key, int32_t id) {
     const uint32_t most = __reduce_max_sync(0xffffffffu, key);
     const uint32_t lowest = __reduce_min_sync(0xffffffffu, key == most ? static_cast<uint32_t>(id) : 0xffffffffu);
-    if (lane == 0) shared.parts[warp][0] = uint64_t{most} << 32 | ~lowest;
+    if (lane == 0) shared.parts[warp][0] = candidate(most, static_cast<int32_t>(lowest));
     __syncthreads();
     if (threadIdx.x < blocks) {
       uint64_t best = 0;

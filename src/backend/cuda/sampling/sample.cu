@@ -1,5 +1,6 @@
 #include "backend/cuda/sampling/load_row.cuh"
 #include "backend/cuda/sampling/race.cuh"
+#include "backend/cuda/sampling/sampled.cuh"
 #include "backend/cuda/sampling/sampling_kernels.h"
 #include "backend/cuda/sampling/search.cuh"
 
@@ -390,9 +391,7 @@ __global__ __launch_bounds__(kSampleThreads, 2) void greedy_kernel(const SampleP
   const Best mine = best_of_row<kAligned>(row, p.call.logits.data + r * p.call.logits.ld);
   const uint64_t best = row.largest(mine.key, mine.id);
   if (row.leads() && threadIdx.x == 0) {
-    const auto best_key = static_cast<uint32_t>(best >> 32);
-    const int32_t token = best_key > kMinusInfinityKey ? static_cast<int32_t>(~static_cast<uint32_t>(best)) : 0;
-    p.call.out[r] = {token, 0.0f, 0, is_finite_key(best_key) ? 0 : 1};
+    p.call.out[r] = sampled(best);
   }
 }
 

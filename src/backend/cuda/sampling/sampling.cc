@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/cuda/launch.h"
+#include "backend/cuda/row_largest.h"
 #include "backend/cuda/sampling/sampling_kernels.h"
 
 namespace nfp::cuda {
@@ -28,6 +29,21 @@ bool aligned(const LogitsView& logits) {
 
 }  // namespace
 
+bool needs_largest_only(uint32_t needs) {
+  return (needs & (SamplingNeeds::kDraw | SamplingNeeds::kPenalties | SamplingNeeds::kBias | SamplingNeeds::kMask |
+                   SamplingNeeds::kReport)) == 0;
+}
+
+Status run_largest(const LargestCall& c, CUstream_st* stream) {
+  if (c.rows <= 0 || c.vocab <= 0) return bad("largest", "rows and vocab", "must be 1 and more");
+  if (c.candidates == nullptr || reinterpret_cast<uintptr_t>(c.candidates) % 16 != 0 || c.out == nullptr)
+    return bad("largest", "candidates or out", "is null or misaligned");
+  LargestCall call = c;
+  void* arguments[] = {&call};
+  const auto grid = static_cast<int>((c.rows + RowLargest::kRows - 1) / RowLargest::kRows);
+  return launch("largest", largest_function(), {grid, 1, kLargestThreads, 0, c.dependent_launch}, arguments, stream);
+}
+
 Status run_sample(const SampleCall& c, CUstream_st* stream) {
   NFP_RETURN_IF_ERROR(check("sample", c.logits));
   if (c.row == nullptr || c.out == nullptr) return bad("sample", "row or out", "is null");
@@ -38,9 +54,7 @@ Status run_sample(const SampleCall& c, CUstream_st* stream) {
       (c.history.counts == nullptr || c.history.vocab != c.logits.vocab || c.counter == nullptr))
     return bad("sample", "history and counter", "must be there, with the logits' vocabulary");
   if ((c.needs & SamplingNeeds::kReport) != 0 && c.top == nullptr) return bad("sample", "top", "is null");
-  const uint32_t more = SamplingNeeds::kDraw | SamplingNeeds::kPenalties | SamplingNeeds::kBias | SamplingNeeds::kMask |
-                        SamplingNeeds::kReport;
-  const bool greedy = (c.needs & more) == 0;
+  const bool greedy = needs_largest_only(c.needs);
   SampleParams p{c, greedy ? cut_greedy_row(c.logits.vocab, c.logits.rows) : cut_row(c.logits.vocab)};
   if ((c.needs & SamplingNeeds::kBias) == 0) p.call.bias = nullptr;
   if ((c.needs & SamplingNeeds::kMask) == 0) p.call.allowed = nullptr;

@@ -24,6 +24,9 @@ namespace nfp::cuda {
 
 // Each enqueues one kernel. No allocation, no synchronisation. kUsage for shapes and pointers that do not fit.
 Status run_sample(const SampleCall& call, CUstream_st* stream);
+// As run_sample() of the logits, where rows need nothing but their largest.
+bool needs_largest_only(uint32_t needs);  // SamplingNeeds
+Status run_largest(const LargestCall& call, CUstream_st* stream);
 Status run_score(const ScoreCall& call, CUstream_st* stream);
 
 // The slot's history becomes these tokens (host memory, which has been read on return). staging: device memory for all

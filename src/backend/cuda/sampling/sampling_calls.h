@@ -40,6 +40,15 @@ struct SampleCall {
   bool dependent_launch = true;  // programmatic: the kernel may start while the one before it still runs
 };
 
+// The likeliest token of each row, of what a product found of its logits (row_largest.h).
+struct LargestCall {
+  const uint64_t* candidates = nullptr;  // device, RowLargest::bytes(rows, vocab), 16-byte aligned
+  int32_t rows = 0;
+  int32_t vocab = 0;
+  SampledRow* out = nullptr;  // device [rows]
+  bool dependent_launch = true;
+};
+
 // Log-probability and rank of given tokens, and the top_n likeliest of each row.
 struct ScoreCall {
   LogitsView logits;

@@ -1,5 +1,7 @@
 // Sampling and scoring against the CPU's sampler, and against float64 where the two differ by rounding. Needs a Hopper
 // GPU; skips elsewhere.
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -7,6 +9,7 @@
 #include <random>
 
 #include "backend/cpu/sampler.h"
+#include "backend/cuda/row_largest.h"
 #include "backend/cuda/sampling/sampling.h"
 #include "backend/cuda/testing/device.h"
 #include "backend/race.h"
@@ -461,6 +464,50 @@ TEST_F(SamplingGpu, RowsOfEveryShape) {
   }
   EXPECT_LE(tally.by_rounding, tally.drawn / 500);
   std::printf("%d rows, %d drawn, %d chosen differently by rounding\n", tally.rows, tally.drawn, tally.by_rounding);
+}
+
+// From what a product finds of its logits, which nobody has stored.
+TEST_F(SamplingGpu, TheLargestOfCandidatesIsTheGreedyToken) {
+  Generator generator(23);
+  struct Case {
+    int32_t vocab, rows;
+  };
+  for (const Case& c : {Case{1, 3}, Case{7, 64}, Case{1000, 130}, Case{32000, 66}, Case{49152, 8}, Case{128256, 1},
+                        Case{128256, 61}, Case{151935, 33}}) {
+    const Batch b = generator.batch(c.vocab, c.rows, true);
+    std::vector<uint64_t> candidates(RowLargest::bytes(c.rows, c.vocab) / sizeof(uint64_t), ~uint64_t{0});
+    const int64_t groups = RowLargest::groups(c.vocab);
+    for (int64_t r = 0; r < c.rows; ++r) {
+      for (int64_t group = 0; group < groups; ++group) {
+        uint64_t& largest = candidates[static_cast<size_t>((r / RowLargest::kRows * groups + group) * RowLargest::kRows +
+                                                           r % RowLargest::kRows)];
+        largest = 0;
+        const int64_t first = group * RowLargest::kColumns;
+        for (int64_t v = first; v < std::min<int64_t>(first + RowLargest::kColumns, c.vocab); ++v) {
+          const float logit = b.logits_of(static_cast<int32_t>(r))[v] + 0.0f;
+          const auto bits = std::bit_cast<uint32_t>(logit);
+          const uint32_t key = std::isnan(logit) ? 1 : std::signbit(logit) ? ~bits : bits | 0x80000000u;
+          largest = std::max(largest, uint64_t{key} << 32 | ~static_cast<uint32_t>(v));
+        }
+      }
+    }
+    const DeviceVector<float> logits(b.logits);
+    const DeviceVector<SamplingRow> row(b.row);
+    const DeviceVector<uint64_t> found(candidates);
+    const DeviceVector<SampledRow> of_logits(b.row.size()), of_candidates(b.row.size());
+    SampleCall call;
+    call.logits = {logits.get(), b.ld, b.rows, b.vocab};
+    call.row = row.get();
+    call.out = of_logits.get();
+    ASSERT_TRUE(run_sample(call, nullptr).ok());
+    ASSERT_TRUE(run_largest({found.get(), b.rows, b.vocab, of_candidates.get()}, nullptr).ok());
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    const auto want = of_logits.host(), got = of_candidates.host();
+    for (size_t r = 0; r < want.size(); ++r) {
+      ASSERT_EQ(got[r].token, want[r].token) << "vocab " << c.vocab << " row " << r;
+      ASSERT_EQ(got[r].not_finite, want[r].not_finite) << "vocab " << c.vocab << " row " << r;
+    }
+  }
 }
 
 // Two runners that FP32 cannot tell apart with certainty, of one warp and of two blocks.

@@ -53,6 +53,9 @@ const void* sample_function(bool aligned, bool greedy);
 const void* score_function(bool aligned);
 size_t sample_shared_bytes(const RowCut& cut);  // of a block; greedy needs none
 
+inline constexpr int kLargestThreads = 1024;
+const void* largest_function();  // (LargestCall)
+
 const void* history_function();  // (TokenCounts, slot, tokens, prompt count, output count)
 
 }  // namespace nfp::cuda

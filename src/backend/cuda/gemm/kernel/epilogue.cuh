@@ -9,6 +9,8 @@
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/pairs.cuh"
 #include "backend/cuda/ptx/warp.cuh"
+#include "backend/cuda/logit_key.cuh"
+#include "backend/cuda/row_largest.h"
 #include "backend/cuda/row_peaks.h"
 
 namespace nfp::cuda {
@@ -330,10 +332,56 @@ struct Epilogue {
     }
   }
 
+  // Of each token the largest of the warp's sixteen rows (row_largest.h). The thread is asked for anew: what is computed
+  // of it would stay in registers from tile to tile, which large tiles do not have.
+  __device__ __forceinline__ void store_largest(float (&acc)[kTokens / 2], int row0, int token0,
+                                                uint32_t chunk_mask) const {
+    const int thread = static_cast<int>(ptx::read_thread()) % 128, lane = thread % 32;
+    row0 = ptx::warp_uniform(row0 + thread / 32 * 16);
+    token0 = ptx::warp_uniform(token0);
+    if (row0 >= p.n) return;
+    const int row = row0 + lane / 4;
+    RowFactors f = row_factors(p, row);
+    if (row >= p.n) f.bias0 = -INFINITY;  // of padding: never before a row that is there
+    if (row + 8 >= p.n) f.bias1 = -INFINITY;
+    // The token whose candidate this lane comes to have: half of the lanes have the first of their two, half the other.
+    int token = token0 + lane % 4 * 2 + lane / 16;
+    const int64_t stride = RowLargest::groups(p.n) * RowLargest::kRows;  // from kRows tokens to the next ones
+    uint64_t* out = static_cast<uint64_t*>(p.d) + int64_t{row / RowLargest::kColumns} * RowLargest::kRows +
+                    token / RowLargest::kRows * stride + token % RowLargest::kRows;
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; i += 4) {
+      if ((chunk_mask >> (i * 2 / kChunk) & 1) != 0) {
+        uint64_t largest[2];
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          float v0 = acc[i + side], v1 = acc[i + 2 + side];
+          if constexpr (kTokenScale) {
+            const int t = token - lane / 16 + side;
+            const float scale = p.token_scale != nullptr && t < p.m ? __ldg(p.token_scale + t) : 1.0f;
+            v0 *= scale;
+            v1 *= scale;
+          }
+          largest[side] = max(candidate(key_of(fmaf(v0, f.scale0, f.bias0)), row),
+                              candidate(key_of(fmaf(v1, f.scale1, f.bias1)), row + 8));
+        }
+        uint64_t mine = lane < 16 ? largest[0] : largest[1];
+        mine = max(mine, __shfl_xor_sync(0xffffffffu, lane < 16 ? largest[1] : largest[0], 16));
+        mine = max(mine, __shfl_xor_sync(0xffffffffu, mine, 8));
+        mine = max(mine, __shfl_xor_sync(0xffffffffu, mine, 4));
+        if ((lane & 12) == 0 && token < p.m) *out = mine;
+      }
+      token += 8;
+      out += 8 / RowLargest::kRows * stride;
+    }
+  }
+
   __device__ __forceinline__ void store(float (&acc)[kTokens / 2], int row0, int token0, uint32_t chunk_mask) {
     if (row0 >= p.n) return;
     if (p.bulk_stores == 0) {
-      if (p.is_f32 != 0 && p.swiglu == 0 && p.residual == nullptr) {
+      if (p.finds_largest != 0) {
+        store_largest(acc, row0, token0, chunk_mask);
+      } else if (p.is_f32 != 0 && p.swiglu == 0 && p.residual == nullptr) {
         store_f32(acc, row0, token0, chunk_mask);
       } else {
         store_scattered(acc, row0, token0, chunk_mask);

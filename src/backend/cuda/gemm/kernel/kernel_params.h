@@ -15,7 +15,7 @@ struct KernelParams {
   CUtensorMap d_map;   // outputs: boxes of 64 (swiglu: 32) columns by staging_tokens() rows, swizzle as wide as the box
   const uint8_t* upper;      // planes in the layout of layout.h
   const uint8_t* lower;      // unused in the modes of upper bytes alone
-  void* d;                   // [m, n] FP16, BF16 or FP32 (n / 2 columns with swiglu)
+  void* d;                   // [m, n] FP16, BF16 or FP32 (n / 2 columns with swiglu), or finds_largest
   const void* residual;      // like d, or null
   const float* row_scale;    // [n] or null (1)
   const float* bias;         // [n] or null (0)
@@ -46,6 +46,7 @@ struct KernelParams {
   uint32_t one;        // 1: see rebuild()
   int is_bf16;         // of the 16-bit outputs
   int is_f32;          // only without bulk_stores
+  int finds_largest;   // d is RowLargest's: only without bulk_stores, swiglu and residual
   int swiglu;
   int bulk_stores;  // 16-bit output, d_map is valid, and residual's rows are 16-byte aligned
   // Weights for the first round of the ring: so many stages are asked for at once, each further one so many cycles

@@ -30,7 +30,12 @@ constexpr bool reads_lower(Mode mode) { return mode == Mode::kF16 || mode == Mod
 constexpr int step_k(Mode mode) { return reads_lower(mode) ? 64 : 128; }
 
 // What the FP32 sums are stored as. It does not depend on the mode, and does not move the choice of a tile.
-enum class Output : uint8_t { kF16, kBF16, kF32 };
+enum class Output : uint8_t {
+  kF16,
+  kBF16,
+  kF32,
+  kLargest,  // not stored: the largest of each row's columns (row_largest.h)
+};
 // The 16-bit type that kernels of a mode store in whole lines; the other goes element by element.
 constexpr Output bulk_store_type(Mode mode) { return mode == Mode::kBF16 ? Output::kBF16 : Output::kF16; }
 

@@ -43,6 +43,12 @@ class SimulatedRunner final : public StepRunner {
     if (options_.noise > 0) times += options_.noise * (2 * uniform() - 1);
     if (options_.uneven > 0) times += options_.uneven * uniform();
     step.done_s = std::max(now_s, free_s_) + model_.seconds(level, work) * times;
+    if (!(step.done_s <= kMostReplaySeconds)) {
+      return error(ErrorCode::kInvalidInput,
+                   "the simulation has come to {:g} s, and may take {:g}: lower --slowdown and --table-scale, or play "
+                   "fewer requests",
+                   step.done_s, kMostReplaySeconds);
+    }
     free_s_ = step.done_s;
     in_flight_.push_back(std::move(step));
     return next_++;

@@ -65,6 +65,17 @@ TEST(Simulator, ShedRequestsEndAtOnceAndTheOthersAreInTime) {
   EXPECT_LT(done, 20);
 }
 
+TEST(Simulator, SaysThatItsClockWouldOverflow) {
+  StepModel model = plain_model();
+  model.scale(1e10);
+  Trace trace;
+  for (int i = 0; i < 20; ++i) trace.requests.push_back({0, 90, 2});
+  const auto make = [&] { return make_slo_policy(model, {}); };
+  const auto outcome = simulate(trace, model, make, small());
+  ASSERT_FALSE(outcome.ok());
+  EXPECT_NE(outcome.error().message.find("lower --slowdown"), std::string::npos) << outcome.error().message;
+}
+
 TEST(Report, DivergenceFollowsTheLevels) {
   EXPECT_TRUE(parse_kl({})->empty());
   const auto curve = parse_kl({"0.5:0.002", "1:0.01"});

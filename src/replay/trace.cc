@@ -249,11 +249,16 @@ Result<Trace> select(const Trace& trace, const TraceSelection& selection) {
     if (selection.most_tokens > 0 && int64_t{request.input} + request.output > selection.most_tokens) continue;
     found.requests.push_back(request);
   }
+  if (found.requests.empty()) {
+    return error(ErrorCode::kInvalidInput, "no request of the trace has {} tokens or fewer; raise --max-tokens",
+                 selection.most_tokens);
+  }
   double speed = selection.speed;
   if (selection.rate > 0) {
     const double own = found.rate() * speed;
     if (!(own > 0) || !std::isfinite(own)) {
-      return error(ErrorCode::kInvalidInput, "a trace of {} requests in {} s has no rate to change",
+      return error(ErrorCode::kInvalidInput,
+                   "a trace of {} requests in {} s has no rate that --rate or --find-rate could change",
                    found.requests.size(), found.seconds());
     }
     const double share = selection.rate / own;
@@ -263,12 +268,23 @@ Result<Trace> select(const Trace& trace, const TraceSelection& selection) {
   if (selection.requests > 0 && selection.requests < std::ssize(found.requests)) {
     found.requests.resize(static_cast<size_t>(selection.requests));
   }
-  if (found.requests.empty()) return error(ErrorCode::kInvalidInput, "no request of the trace is left to replay");
+  if (found.requests.empty()) {
+    return error(ErrorCode::kInvalidInput,
+                 "{:g} requests/s keep none of a trace of {}: give a higher --rate, or a longer trace", selection.rate,
+                 trace.requests.size());
+  }
   const double first = found.requests.front().arrival_s;
   for (TraceRequest& request : found.requests) request.arrival_s -= first;
   // What is left has the rate but for chance (and for the time of the day): the clock makes up for that.
   if (selection.rate > 0 && found.rate() > 0 && std::isfinite(found.rate())) speed = selection.rate / found.rate();
   for (TraceRequest& request : found.requests) request.arrival_s /= speed;
+  if (!(found.seconds() <= kMostReplaySeconds)) {
+    return error(
+        ErrorCode::kInvalidInput,
+        "the last request comes after {:g} s, and a replay takes {:g} at most: give a higher --speed or --rate, "
+        "or a trace whose times are right",
+        found.seconds(), kMostReplaySeconds);
+  }
   return found;
 }
 

@@ -41,6 +41,9 @@ struct TraceLimits {
 Result<Trace> read_trace(std::istream& in, std::string_view where, const TraceLimits& limits = {});
 Result<Trace> read_trace_file(const std::string& path);
 
+// The longest replay: 31 years. Beyond some hundred a clock of nanoseconds overflows.
+inline constexpr double kMostReplaySeconds = 1e9;
+
 struct TraceSelection {
   double rate = 0;          // requests a second; 0 = as in the trace
   double speed = 1;         // the trace's clock runs so many times as fast, before `rate` is looked at
@@ -50,7 +53,8 @@ struct TraceSelection {
 };
 
 // A rate below the trace's own keeps each request with the same chance, as if fewer users had sent them: bursts and
-// lengths stay what they are. A higher one makes the clock faster.
+// lengths stay what they are. A higher one makes the clock faster. Error: nothing is left, or the last request comes
+// after kMostReplaySeconds.
 Result<Trace> select(const Trace& trace, const TraceSelection& selection);
 
 }  // namespace nfp

@@ -138,8 +138,22 @@ TEST(Trace, SelectsByRate) {
   EXPECT_EQ(select(trace, {.requests = 5})->requests.size(), 5u);
   const auto shorter = select(trace, {.most_tokens = 15});
   for (const TraceRequest& request : shorter->requests) EXPECT_LE(request.input, 12);
-  EXPECT_FALSE(select(trace, {.most_tokens = 2}).ok());
-  EXPECT_FALSE(select(steady(1), {.rate = 1}).ok());
+}
+
+TEST(Trace, SaysWhatLeavesNothingToReplay) {
+  const auto said = [](const Trace& trace, const TraceSelection& selection) {
+    const auto found = select(trace, selection);
+    return found.ok() ? "" : found.error().message;
+  };
+  EXPECT_NE(said(steady(2000), {.most_tokens = 2}).find("--max-tokens"), std::string::npos);
+  EXPECT_NE(said(steady(1), {.rate = 1}).find("--rate"), std::string::npos);
+  EXPECT_NE(said(steady(3), {.rate = 1e-6}).find("--rate"), std::string::npos);
+  // What a clock of nanoseconds cannot hold: first tokens came after no time at all.
+  Trace far = steady(2);
+  far.requests[1].arrival_s = 2e10;
+  EXPECT_NE(said(far, {}).find("after 2e+10 s"), std::string::npos) << said(far, {});
+  EXPECT_NE(said(steady(20), {.speed = 1e-10}).find("--speed"), std::string::npos);
+  EXPECT_EQ(said(far, {.speed = 100}), "");
 }
 
 }  // namespace

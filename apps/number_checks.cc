@@ -46,8 +46,10 @@ std::string check_size(const std::string& text) {
 
 // Flags that name something, and are as if they were not given where the name is empty: a variable that is not set
 // would fetch another model, or lose what was measured for minutes.
-constexpr std::string_view kNaming[] = {"file",      "html",     "json-file",  "kld-base",      "revision",
-                                        "save-base", "step-log", "step-times", "chat-template", "trace"};
+constexpr std::string_view kNaming[] = {"chat-template", "csv",       "file",      "html",     "json",
+                                        "json-file",     "kld-base",  "log-tried", "out",      "precision-policy",
+                                        "revision",      "save-base", "scratch",   "simulate", "step-log",
+                                        "step-times",    "table",     "trace",     "url"};
 
 bool names_something(const CLI::Option& option) {
   const auto& names = option.get_lnames();

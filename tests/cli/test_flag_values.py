@@ -82,10 +82,13 @@ class FlagValues(unittest.TestCase):
         """They were as if the flag had not been given."""
         for words, flags in [(["pull", "org/name"], ["--revision", "--file"]), (["generate", "/nowhere"], ["--file"]),
                              (["perplexity", "/nowhere", "--file", __file__], ["--save-base", "--kld-base"]),
-                             (["evaluate", "/nowhere", "--file", __file__], ["--html", "--json-file"]),
-                             (["replay", __file__, "--simulate", __file__], ["--html"]),
+                             (["evaluate", "/nowhere", "--file", __file__], ["--html", "--json-file", "--scratch"]),
+                             (["replay", __file__, "--simulate", __file__], ["--html", "--json", "--csv", "--url"]),
+                             (["replay", __file__], ["--simulate"]), (["tune", "--print"], ["--table"]),
+                             (["tune", "/nowhere"], ["--out", "--log-tried"]),
                              (["bench", "/nowhere", "throughput"], ["--trace"]),
-                             (["serve", "/nowhere"], ["--step-log", "--step-times", "--chat-template"])]:
+                             (["serve", "/nowhere"],
+                              ["--step-log", "--step-times", "--chat-template", "--precision-policy"])]:
             for flag in flags:
                 self.assertIn(f"{flag}: the name is empty", failure(*words, flag, "", code=2, timeout=30), words)
 

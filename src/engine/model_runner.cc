@@ -328,8 +328,11 @@ Result<StepTicket> ModelRunner::submit(const StepPlan& plan, Precision precision
     return enqueue_step(plan, precision);
   });
   if (enqueued.ok()) return submitted_++;
-  // What is enqueued of it is done with before its blocks, and the arrays that it reads, are another step's.
-  NFP_RETURN_IF_ERROR(model_.backend().synchronize());
+  // What is enqueued of it is done with before its blocks, and the arrays that it reads, are another step's. By an
+  // event, as a device that hangs is not waited for longer than for any step.
+  Event& done = *slots_[submitted_ % slots_.size()].done;
+  model_.backend().record(done);
+  NFP_RETURN_IF_ERROR(model_.backend().wait(done));
   return enqueued.error();
 }
 

@@ -45,14 +45,14 @@ class MemoryOnly : public Backend {
   Result<Buffer> allocate_host(size_t) override { return Buffer(); }
   Status upload(void*, const void*, size_t) override { return ok_status(); }
   Status download(void*, const void*, size_t) override { return ok_status(); }
-  Status synchronize() override {
-    ++waits_;
-    return ok_status();
-  }
+  Status synchronize() override { return ok_status(); }
   void copy(const CopyArgs&) override {}
   Result<std::unique_ptr<Event>> make_event() override { return std::make_unique<Event>(); }
   void record(Event&) override {}
-  Status wait(Event&) override { return ok_status(); }
+  Status wait(Event&) override {
+    ++waits_;
+    return ok_status();
+  }
   DType activation_dtype() const override { return DType::kF16; }
   size_t activation_bytes(int64_t rows, int64_t features) const override {
     return static_cast<size_t>(rows * features) * 2;
@@ -243,6 +243,32 @@ TEST(ModelRunner, AnExceptionWhileAStepIsPreparedIsTheStepsError) {
   EXPECT_EQ(output->sampled.size(), 1u);
 }
 
+// Has hung: waiting without a limit would not return.
+class Hung final : public BothMemories {
+ public:
+  using BothMemories::BothMemories;
+  Status synchronize() override {
+    EXPECT_FALSE(hangs) << "a wait without a limit";
+    return ok_status();
+  }
+  Status wait(Event&) override { return error(ErrorCode::kDevice, "it hangs"); }
+  bool hangs = false;
+};
+
+TEST(ModelRunner, AStepThatFailsOnADeviceThatHangsIsNotWaitedForWithoutLimit) {
+  Hung device(uint64_t{8} << 30);
+  NoWeights model(device);
+  const auto runner = ModelRunner::create(model, small_config());
+  ASSERT_TRUE(runner.ok()) << runner.error().message;
+  OnePrompt prompt;
+  prompt.sequence.request.constraint = std::make_unique<NoMemory>();
+  device.hangs = true;
+  const auto refused = (*runner)->submit(prompt.plan, Precision::kFp16);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, ErrorCode::kDevice);
+  EXPECT_EQ(refused.error().message, "it hangs");
+}
+
 // Records steps, and fails as a GPU does where it is asked to wait while it records.
 class Recorder final : public BothMemories {
  public:
@@ -256,9 +282,9 @@ class Recorder final : public BothMemories {
     records_ = false;
     return std::make_unique<Graph>();
   }
-  Status synchronize() override {
+  Status wait(Event& event) override {
     if (records_) return error(ErrorCode::kDevice, "waiting while a step is captured");
-    return BothMemories::synchronize();
+    return BothMemories::wait(event);
   }
   bool records() const { return records_; }
 

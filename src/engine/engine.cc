@@ -680,7 +680,7 @@ void Engine::take_token(Entry& entry, OutputToken token, RequestOutput& output) 
     entry.first_token = now;
     without_token_.erase(without_token_.find(entry.arrival));
     update_recent(recent_ttft_s_, seconds_between(entry.arrival, now));
-    if (observer_ != nullptr) {
+    if (observer_ != nullptr && !sequence.request.prompt_only) {
       observer_->on_first_token(seconds_between(entry.arrival, now), entry.usage.prompt_tokens);
     }
     output.prompt_logprobs = std::move(entry.prompt_logprobs);
@@ -754,24 +754,29 @@ void Engine::end(Entry& entry, FinishReason reason, RequestOutput& output) {
   record.e2e_s = seconds_between(entry.arrival, now);
   record.queue_s = seconds_between(entry.arrival, entry.scheduled.value_or(now));
   const double ttft_target_s = entry.sequence->ttft_target_s, itl_target_s = entry.sequence->itl_target_s;
-  if (entry.first_token) {
+  const bool prompt_only = entry.sequence->pooled() || entry.sequence->request.prompt_only;
+  if (prompt_only && (reason == FinishReason::kStop || reason == FinishReason::kLength)) {
+    // What it waited for came when a first token would have come.
+    record.prefill_s = seconds_between(*entry.scheduled, now);
+    record.attained = record.e2e_s <= ttft_target_s;
+    record.prompt_only = true;
+    if (!entry.sequence->pooled()) record.finish = FinishReason::kLength;  // whichever its token was
+    record.usage.completion_tokens = 0;
+    record.usage.completion = {};
+    record.max_tokens = 0;
+  } else if (entry.first_token) {
     record.ttft_s = seconds_between(entry.arrival, *entry.first_token);
     record.prefill_s = seconds_between(*entry.scheduled, *entry.first_token);
     record.decode_s = seconds_between(*entry.first_token, *entry.last_token);
     const double gaps = (entry.usage.completion_tokens - 1) * itl_target_s;
     record.attained = config_.targets.whole_answer ? record.e2e_s <= ttft_target_s + gaps
                                                    : record.ttft_s <= ttft_target_s && record.decode_s <= gaps;
-  } else if (entry.sequence->pooled() && reason == FinishReason::kStop) {
-    // What it waited for came when a first token would have come.
-    record.prefill_s = seconds_between(*entry.scheduled, now);
-    record.attained = record.e2e_s <= ttft_target_s;
-    record.pooled = true;
   }
   record.ttft_target_s = ttft_target_s;
   record.itl_target_s = itl_target_s;
   record.longest_gap_s = entry.longest_gap_s;
   record.own_targets = entry.sequence->request.slo_ttft_s || entry.sequence->request.slo_itl_s;
-  if (entry.first_token || record.pooled) output.usage.slo_met = record.attained;
+  if (entry.first_token || record.prompt_only) output.usage.slo_met = record.attained;
   if (observer_ != nullptr) observer_->on_finished(record);
 }
 

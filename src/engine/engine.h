@@ -82,8 +82,8 @@ struct RequestRecord {
   double itl_target_s = 0;   // mean time between tokens
   double longest_gap_s = 0;  // between two tokens
   bool own_targets = false;  // the request named one
-  bool attained = false;     // both targets were met, to the last token; of a pooled request, its end as a first token
-  bool pooled = false;       // it gave hidden states, and no token
+  bool attained = false;     // both targets were met, to the last token; of prompt_only, its end as a first token
+  bool prompt_only = false;  // it gave what it wanted of its prompt (hidden states, logprobs), and no answer
   bool shed = false;         // refused, as its first token could not come in time
 };
 
@@ -93,7 +93,7 @@ class EngineObserver {
   virtual ~EngineObserver() = default;
   virtual void on_step(const StepRecord&) {}
   virtual void on_token_gap(double seconds) { (void)seconds; }  // inter-token latency of one request
-  // TTFT of one request, and how long its prompt is.
+  // TTFT of one request that wants an answer, and how long its prompt is.
   virtual void on_first_token(double seconds, int32_t prompt_tokens) { (void)seconds, (void)prompt_tokens; }
   virtual void on_finished(const RequestRecord&) {}
 };

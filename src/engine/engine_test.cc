@@ -645,6 +645,34 @@ TEST(Engine, TargetsAreAtLeastSoManyTimesTheRequestAlone) {
   EXPECT_DOUBLE_EQ(seen.last.itl_target_s, 2 * model.seconds(model.exact_level(), next));
 }
 
+// The token that is sampled behind a prompt that alone is wanted is nobody's: nothing counts it.
+TEST(Engine, OfAPromptAloneNoTokenCounts) {
+  struct Record final : EngineObserver {
+    void on_first_token(double, int32_t) override { ++first_tokens; }
+    void on_finished(const RequestRecord& record) override { last = record; }
+    int first_tokens = 0;
+    RequestRecord last;
+  } seen;
+  ScriptedRunner runner(kVocab, 1000, [](const ScriptedState&) { return 2; });  // ends answers
+  EngineConfig config = options();
+  config.end_ids = {2};
+  Engine engine(config, &runner, nullptr, policy("fp16"));
+  engine.set_observer(&seen);
+  Request prompt = request("r", {5, 6, 7}, 1);
+  prompt.prompt_only = true;
+  prompt.sampling.prompt_logprobs = 0;
+  ASSERT_TRUE(engine.submit(std::move(prompt)).ok());
+  run(engine);
+  EXPECT_EQ(seen.first_tokens, 0);
+  EXPECT_TRUE(seen.last.prompt_only);
+  EXPECT_EQ(seen.last.finish, FinishReason::kLength);
+  EXPECT_EQ(seen.last.usage.prompt_tokens, 3);
+  EXPECT_EQ(seen.last.usage.completion_tokens, 0);
+  EXPECT_EQ(seen.last.usage.completion.fp16, 0);
+  EXPECT_EQ(seen.last.max_tokens, 0);
+  EXPECT_TRUE(seen.last.attained);
+}
+
 // Tokens are due a nanosecond after each other, so the policy wants FP8 in every step that decodes.
 TEST(Engine, ExactRequestsStayInFp16UnderDeadlines) {
   ScriptedRunner runner(kVocab, 1000);

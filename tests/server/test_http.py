@@ -55,6 +55,11 @@ def test_metrics_parse_and_count(fake):
     before = fake.metric("vllm:generation_tokens_total")
     httpx.post(fake.url + "/v1/completions", json={"prompt": "x", "max_tokens": 7})
     assert fake.metric("vllm:generation_tokens_total") == before + 7
+    prompts = fake.metric("vllm:prompt_tokens_total")
+    scored = {"prompt": "abc", "echo": True, "max_tokens": 0}
+    usage = httpx.post(fake.url + "/v1/completions", json=scored).json()["usage"]
+    assert usage["completion_tokens"] == 0 and fake.metric("vllm:generation_tokens_total") == before + 7
+    assert fake.metric("vllm:prompt_tokens_total") == prompts + usage["prompt_tokens"]
     text = httpx.get(fake.url + "/metrics").text
     for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
                  "vllm:gpu_cache_usage_perc", "vllm:cache_config_info", "vllm:prompt_tokens_total",

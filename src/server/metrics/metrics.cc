@@ -251,7 +251,7 @@ void Metrics::on_finished(const RequestRecord& r) {
   e2e_.observe(r.e2e_s);
   queue_.observe(r.queue_s);
   prompt_length_.observe(r.usage.prompt_tokens);
-  if (!r.pooled) {
+  if (!r.prompt_only) {
     generation_length_.observe(r.usage.completion_tokens);
     max_tokens_.observe(r.max_tokens);
   }
@@ -260,8 +260,8 @@ void Metrics::on_finished(const RequestRecord& r) {
     shed_.fetch_add(1, std::memory_order_relaxed);
     judged_[tier].fetch_add(1, std::memory_order_relaxed);
   }
-  if (r.usage.completion_tokens == 0 && !r.pooled) return;
-  if (r.pooled) prompt_tokens_.fetch_add(static_cast<uint64_t>(r.usage.prompt_tokens), std::memory_order_relaxed);
+  if (r.usage.completion_tokens == 0 && !r.prompt_only) return;
+  if (r.prompt_only) prompt_tokens_.fetch_add(static_cast<uint64_t>(r.usage.prompt_tokens), std::memory_order_relaxed);
   computed_prompt_.observe(r.usage.prompt_tokens - r.usage.cached_tokens);
   judged_[tier].fetch_add(1, std::memory_order_relaxed);
   if (r.attained) {
@@ -269,7 +269,7 @@ void Metrics::on_finished(const RequestRecord& r) {
     attained_tokens_[tier].fetch_add(static_cast<uint64_t>(r.usage.completion_tokens), std::memory_order_relaxed);
   }
   prefill_.observe(r.prefill_s);
-  if (!r.pooled) decode_.observe(r.decode_s);
+  if (!r.prompt_only) decode_.observe(r.decode_s);
   inference_.observe(r.prefill_s + r.decode_s);
   if (r.usage.completion_tokens > 1) {
     const double tpot = r.decode_s / (r.usage.completion_tokens - 1);

@@ -58,7 +58,7 @@ Result<Measured> measure(LoadedModel& loaded, const BenchmarkOptions& options, c
   const int32_t generate = c.prefill ? 1 : decoded(options, c.batch, loaded.config.max_context);
   EngineConfig serving;
   serving.max_context = prompt + generate;
-  serving.limits.max_sequences = c.batch;
+  serving.limits.max_sequences = serving.limits.max_queue = c.batch;
   serving.limits.max_step_tokens = options.max_step_tokens;
   serving.kv_dtype = options.kv_dtype;
   serving.prefix_caching = false;

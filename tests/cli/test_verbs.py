@@ -765,6 +765,11 @@ class Bench(Scratch):
             self.assertGreater(row["tokens_per_s"], 0)
             self.assertLessEqual({"q/k/v", "o", "gate/up", "down", "lm_head", "embed"}, set(row["stage_us"]))
 
+    def test_more_sequences_than_a_server_lets_wait(self):
+        out, _ = run("bench", F16_MODEL, "--batch", "1030", "--prompt", "1", "--context", "1", "--generate", "2", "--repeats", "1",
+                     "--precisions", "fp16", "--step-tokens", "2048")
+        self.assertIn("1030", out)
+
     def test_shares_are_of_what_a_precision_computes_on(self):
         out, _ = run("bench", F16_MODEL, "--batch", "1", "--prompt", "16", "--context", "2", "--generate", "2", "--repeats", "1",
                      "--precisions", "fp16,fp8", "--machine", "--json")

@@ -23,7 +23,7 @@ std::vector<int32_t> tokens_of(std::span<const uint32_t> mask) {
 bool forbidden(const std::vector<std::vector<int32_t>>& words, const std::vector<int32_t>& output, int32_t token) {
   return std::any_of(words.begin(), words.end(), [&](const std::vector<int32_t>& word) {
     if (word.back() != token || word.size() > output.size() + 1) return false;
-    return std::equal(word.begin(), word.end() - 1, output.end() - static_cast<std::ptrdiff_t>(word.size()) + 1);
+    return std::equal(word.begin(), word.end() - 1, output.end() - (static_cast<std::ptrdiff_t>(word.size()) - 1));
   });
 }
 

@@ -28,6 +28,8 @@ void set_special_tokens(const Tokenizer& tokenizer, ChatTemplateInput* input) {
   input->bos_token = token_text(tokenizer.bos_id());
   input->eos_token = token_text(tokenizer.eos_id());
   input->named_tokens.assign(tokenizer.named_tokens().begin(), tokenizer.named_tokens().end());
+  const auto additional = tokenizer.additional_special_tokens();
+  input->additional_special_tokens.assign(additional.begin(), additional.end());
 }
 
 Result<std::vector<int32_t>> encode_chat(const LoadedModel& loaded, const ChatTemplate& chat_template,

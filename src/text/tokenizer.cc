@@ -235,6 +235,9 @@ bool Tokenizer::adds_bos() const {
 std::span<const std::pair<std::string, std::string>> Tokenizer::named_tokens() const {
   return parts_->spec.named_tokens;
 }
+std::span<const std::string> Tokenizer::additional_special_tokens() const {
+  return parts_->spec.additional_special_tokens;
+}
 
 std::span<const int32_t> Tokenizer::eog_ids() const { return parts_->spec.special.eog; }
 

@@ -82,8 +82,9 @@ class Tokenizer {
   std::optional<int32_t> eos_id() const;
   std::optional<int32_t> pad_id() const;
   std::optional<int32_t> unk_id() const;
-  // Further tokens that chat templates know by name: "pad_token", "unk_token", "sep_token", "cls_token", "mask_token".
+  // Further tokens that chat templates know by name ("pad_token", "image_token"), and those that are in a list.
   std::span<const std::pair<std::string, std::string>> named_tokens() const;
+  std::span<const std::string> additional_special_tokens() const;
   // Whether encode puts BOS first (add_special_tokens).
   bool adds_bos() const;
   // Tokens that end a generation, ascending: EOS, end of turn, and what generation_config names.

@@ -2,6 +2,7 @@
 #include <simdjson.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -178,18 +179,52 @@ int32_t find_token(const TokenizerSpec& spec, std::string_view token) {
   return added != nullptr ? added->id : spec.bpe->vocabulary().find(token);
 }
 
-// "<s>", or {"content": "<s>"}; nothing for null.
+// "<s>", or {"content": "<s>"}.
+std::optional<std::string_view> token_text(Json value) {
+  std::string_view token;
+  if (value.get(token) == simdjson::SUCCESS) return token;
+  const auto content = find_field(value, "content");
+  if (!content || content->get(token) != simdjson::SUCCESS) return std::nullopt;
+  return token;
+}
+
+// Nothing for null.
 Result<std::optional<std::string_view>> token_field(Json config, std::string_view key) {
   const auto field = find_field(config, key);
   if (!field) return std::optional<std::string_view>();
-  std::string_view token;
-  if (field->get(token) != simdjson::SUCCESS) {
-    const auto content = find_field(*field, "content");
-    if (!content || content->get(token) != simdjson::SUCCESS) {
-      return error(ErrorCode::kInvalidInput, "field '{}' is neither a token nor an object with its 'content'", key);
-    }
+  const auto token = token_text(*field);
+  if (!token) {
+    return error(ErrorCode::kInvalidInput, "field '{}' is neither a token nor an object with its 'content'", key);
   }
-  return std::optional(token);
+  return token;
+}
+
+// As transformers finds the tokens that a template may name: roles that all tokenizers have, and a model's own, which
+// are in an object or, since its version 5, beside the others. Version 4 has a list, too.
+Status read_named_tokens(Json config, TokenizerSpec& spec) {
+  constexpr std::array<std::string_view, 5> kRoles = {"pad_token", "unk_token", "sep_token", "cls_token", "mask_token"};
+  for (const std::string_view name : kRoles) {
+    NFP_ASSIGN_OR_RETURN(const auto token, token_field(config, name));
+    if (token) spec.named_tokens.emplace_back(name, *token);
+  }
+  const auto add_members = [&](simdjson::dom::object members, bool all) {
+    for (const auto& [name, value] : members) {
+      if (!all && (!name.ends_with("_token") || name == "bos_token" || name == "eos_token")) continue;
+      if (!all && std::find(kRoles.begin(), kRoles.end(), name) != kRoles.end()) continue;
+      if (const auto token = token_text(value)) spec.named_tokens.emplace_back(name, *token);
+    }
+  };
+  simdjson::dom::object members;
+  if (config.get(members) == simdjson::SUCCESS) add_members(members, /*all=*/false);
+  const auto extra = find_field(config, "extra_special_tokens");
+  if (extra && extra->get(members) == simdjson::SUCCESS) add_members(members, /*all=*/true);
+  simdjson::dom::array list;
+  const auto additional = find_field(config, "additional_special_tokens");
+  if (!additional || additional->get(list) != simdjson::SUCCESS) return ok_status();
+  for (const Json value : list) {
+    if (const auto token = token_text(value)) spec.additional_special_tokens.emplace_back(*token);
+  }
+  return ok_status();
 }
 
 // A token that the tokenizer does not have is left out.
@@ -217,10 +252,7 @@ Status apply_tokenizer_config(Json config, TokenizerSpec& spec) {
   NFP_RETURN_IF_ERROR(apply_token(config, "eos_token", spec, special.eos));
   NFP_RETURN_IF_ERROR(apply_token(config, "pad_token", spec, special.pad));
   NFP_RETURN_IF_ERROR(apply_token(config, "unk_token", spec, special.unk));
-  for (const char* name : {"pad_token", "unk_token", "sep_token", "cls_token", "mask_token"}) {
-    NFP_ASSIGN_OR_RETURN(const auto token, token_field(config, name));
-    if (token) spec.named_tokens.emplace_back(name, *token);
-  }
+  NFP_RETURN_IF_ERROR(read_named_tokens(config, spec));
   // transformers lets these two classes (and their variants) rewrite the post-processor; for the others the fields are
   // remainders of slow tokenizers and mean nothing.
   std::string_view name;

@@ -45,6 +45,7 @@ struct TokenizerSpec {
   std::vector<int32_t> suffix;  // and after it
   SpecialIds special;
   std::vector<std::pair<std::string, std::string>> named_tokens;  // name and text
+  std::vector<std::string> additional_special_tokens;
 };
 
 // Checks what the parts say of each other (ids of prefix and suffix exist) and makes the Tokenizer.

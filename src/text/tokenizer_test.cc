@@ -94,6 +94,17 @@ TEST(Tokenizer, RolesComeFromTheConfigs) {
   const auto named = config->named_tokens();
   EXPECT_EQ(Named(named.begin(), named.end()), (Named{{"pad_token", "</s>"}, {"unk_token", "nowhere"}}));
   EXPECT_TRUE(alone->named_tokens().empty());
+  EXPECT_TRUE(alone->additional_special_tokens().empty());
+
+  const auto own = load(byte_level_json(), R"({"eos_token": "</s>", "image_token": "<image>", "add_a_token": true,
+      "model_type": "x", "cls_token": {"content": "[CLS]"}, "sep_token": null, "video_token": {"content": "<video>"},
+      "extra_special_tokens": {"boi": "<boi>", "n": 5},
+      "additional_special_tokens": ["<a>", {"content": "<b>"}, 5]})");
+  const auto names = own->named_tokens();
+  EXPECT_EQ(Named(names.begin(), names.end()),
+            (Named{{"cls_token", "[CLS]"}, {"image_token", "<image>"}, {"video_token", "<video>"}, {"boi", "<boi>"}}));
+  const auto list = own->additional_special_tokens();
+  EXPECT_EQ(std::vector<std::string>(list.begin(), list.end()), (std::vector<std::string>{"<a>", "<b>"}));
 
   const auto generation = load(byte_level_json(), {}, R"({"eos_token_id": [3, 1]})");
   EXPECT_EQ(Ids(generation->eog_ids().begin(), generation->eog_ids().end()), (Ids{1, 3}));

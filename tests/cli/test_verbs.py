@@ -1010,6 +1010,10 @@ class Chat(Scratch):
         shown = "{{ raise_exception(cls_token ~ pad_token ~ (sep_token is defined)) }}"
         pathlib.Path(model, "chat_template.json").write_text(json.dumps({"chat_template": shown}))
         self.assertIn("[CLS][PAD]False", run("chat", model, "-n", "2", stdin="hi\n", code=1)[1])
+        settings.write_text(json.dumps({**config, "boi_token": "<boi>", "additional_special_tokens": ["<x>", "<y>"]}))
+        shown = "{{ raise_exception(boi_token ~ additional_special_tokens[1] ~ (cls_token is defined)) }}"
+        pathlib.Path(model, "chat_template.json").write_text(json.dumps({"chat_template": shown}))
+        self.assertIn("<boi><y>False", run("chat", model, "-n", "2", stdin="hi\n", code=1)[1])
 
     def test_ctrl_c_stops_the_answer_only(self):
         process = subprocess.Popen([PROGRAM, "chat", F16_MODEL, "--ignore-eos", "--ctx", "256"], stdin=subprocess.PIPE,

@@ -74,13 +74,17 @@ std::vector<jinja::Value> make_context(const jinja::Template& program, const Cha
       context[it->second] = convert(heap, input_value);
     }
   };
+  // First, so that no token of the model's takes the place of a conversation.
+  for (const auto& [name, text] : input.named_tokens) set(name, text);
+  if (!input.additional_special_tokens.empty()) {
+    set("additional_special_tokens", ordered_json(input.additional_special_tokens));
+  }
   set("messages", input.messages);
   set("tools", input.tools);
   set("documents", ordered_json());
   set("add_generation_prompt", ordered_json(input.add_generation_prompt));
   if (input.bos_token) set("bos_token", *input.bos_token);
   if (input.eos_token) set("eos_token", *input.eos_token);
-  for (const auto& [name, text] : input.named_tokens) set(name, text);
   for (const auto& [name, value] : input.extra.items()) set(name, value);
   return context;
 }

@@ -50,6 +50,7 @@ struct ChatTemplateInput {
   std::optional<std::string> bos_token;  // nullopt: the tokenizer has none, the name is undefined
   std::optional<std::string> eos_token;
   std::vector<std::pair<std::string, std::string>> named_tokens;  // further ones that the tokenizer has ("pad_token")
+  std::vector<std::string> additional_special_tokens;             // empty: the name is undefined
   // An object of further variables (enable_thinking, date_string, documents ...); they win over the above.
   nlohmann::ordered_json extra = nlohmann::ordered_json::object();
   std::optional<std::chrono::system_clock::time_point>

@@ -9,7 +9,7 @@
 //   input.add_generation_prompt = true;
 //   NFP_ASSIGN_OR_RETURN(std::string prompt, chat.render(input));
 //
-// What jinja2 has and no chat template uses (inheritance, joiners, and rarer
+// What jinja2 has and no chat template uses (inheritance, cyclers, and rarer
 // filters, tests and methods) is refused with an error that names it, where it is parsed or where it
 // runs.
 //

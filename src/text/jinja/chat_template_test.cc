@@ -312,7 +312,7 @@ TEST(ChatTemplate, NamesWhatIsNotSupported) {
            {"{{ '{a.b}'.format(a=1) }}", "a field of str.format that is no name or number is"},
            {"{{ 'a'.encode() }}", "the method encode of str is"},
            {"{{ '\xC3\xA9'.isalpha() }}", "the kind of characters other than ASCII's is"},
-           {"{{ joiner() }}", "the function joiner is"},
+           {"{{ cycler(1) }}", "the function cycler is"},
            {"{{ (-8) ** 0.5 }}", "complex numbers are"},
            {"{{ 1_000 }}", "syntax error: a number with an underscore or another base is"},
            {"{{ 1e999 }}", "syntax error: a number beyond floats is"},

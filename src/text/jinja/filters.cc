@@ -164,6 +164,30 @@ Value replace_text(Runtime& rt, const Value& v, const Args& args) {
   return rt.string(replace(rt, to_text(rt, v), to_text(rt, args[0]), to_text(rt, args[1]), count));
 }
 
+// Cut at a word's end, unless words may be cut; what is only a little longer stays.
+Value truncate(Runtime& rt, const Value& v, const Args& args) {
+  const Int most = args[0].missing() ? 255 : int_argument(rt, args[0], "length");
+  const Value end = args[2].missing() ? rt.string("...") : args[2];
+  const Int leeway = args[3].none_or_missing() ? 5 : int_argument(rt, args[3], "leeway");
+  const Int kept = most - length(rt, end);
+  if (kept < 0) rt.fail("truncate: length is less than that of end");
+  if (leeway < 0) rt.fail("truncate: leeway is negative");
+  if (length(rt, v) <= most + leeway) return v;
+  if (!v.is(Kind::kString)) rt.fail("truncate needs a string, not '{}'", type_name(v));
+  Value begin = slice(rt, v, Value(), Value::integer(kept), Value());
+  if (!truthy(rt, args[1])) {
+    const std::string_view text = begin.text();
+    begin = rt.string_of(v, text.substr(0, text.rfind(' ')));
+  }
+  return arithmetic(rt, Binary::kAdd, begin, end);
+}
+
+Value center(Runtime& rt, const Value& v, const Args& args) {
+  const Value text = v.is(Kind::kString) ? v : rt.string(to_text(rt, v));
+  const Args width{{args[0].missing() ? Value::integer(80) : args[0]}, {}};
+  return invoke(rt, *find_method(Kind::kString, "center"), text, width);
+}
+
 Value trim(Runtime& rt, const Value& v, const Args& args) {
   const std::string all = to_text(rt, v);
   return rt.string_of(v, strip(rt, all, args[0], true, true));
@@ -256,6 +280,30 @@ Value sort(Runtime& rt, const Value& v, const Args& args) {
   return rt.list(sorted(rt, all, keys, truthy(rt, args[0])));
 }
 
+// Pairs of a key and the items that have it, by keys in order. The key is shown as the first of the items has it.
+Value group_by(Runtime& rt, const Value& v, const Args& args) {
+  const std::vector<Value> all = items_of(rt, v);
+  std::vector<Value> keys, pairs;
+  keys.reserve(all.size());
+  pairs.reserve(all.size());
+  for (const Value& item : all) {
+    const Value key = path_item(rt, item, args[0], args[1]);
+    keys.push_back(key_of(rt, key, Value(), args[2]));
+    if (all.size() > 1) compare(rt, Compare::kLess, keys.back(), keys.back());  // fails for what has no order
+    pairs.push_back(rt.list({keys.back(), key, item}));
+  }
+  std::vector<Value> out, group;
+  const std::vector<Value> order = sorted(rt, pairs, keys, false);
+  for (size_t i = 0; i < order.size(); ++i) {
+    group.push_back(order[i].items()[2]);
+    if (i + 1 < order.size() && equals(rt, order[i].items()[0], order[i + 1].items()[0])) continue;
+    const Value first = order[i + 1 - group.size()].items()[1];
+    out.push_back(rt.tuple(first, rt.list(std::exchange(group, {}))));
+    out.back().as<List>().group = true;
+  }
+  return rt.list(std::move(out));
+}
+
 Value sum(Runtime& rt, const Value& v, const Args& args) {
   Value total = args[1].missing() ? Value::integer(0) : args[1];
   if (total.is(Kind::kString)) rt.fail("sum() can't sum strings [use ''.join(seq) instead]");
@@ -279,6 +327,26 @@ Value batch(Runtime& rt, const Value& v, const Args& args) {
     line.resize(static_cast<size_t>(size), args[1]);
   }
   out.push_back(rt.list(std::move(line)));
+  return generator(rt, std::move(out));
+}
+
+// So many lists, the first ones an item longer where it does not come out even, else the last ones filled up.
+Value slices(Runtime& rt, const Value& v, const Args& args) {
+  const std::vector<Value> all = items_of(rt, v);
+  const Int count = int_argument(rt, args[0], "slices");
+  if (count == 0) rt.fail("integer modulo by zero");
+  rt.charge(sizeof(Value) + sizeof(List), count);
+  std::vector<Value> out;
+  size_t begin = 0;
+  for (Int i = 0; i < count; ++i) {
+    const Int size = static_cast<Int>(all.size()), longer = size % count;
+    const size_t end = begin + static_cast<size_t>(size / count) + (i < longer ? 1 : 0);
+    std::vector<Value> part(all.begin() + static_cast<std::ptrdiff_t>(begin),
+                            all.begin() + static_cast<std::ptrdiff_t>(end));
+    if (!args[1].none_or_missing() && i >= longer) part.push_back(args[1]);
+    out.push_back(rt.list(std::move(part)));
+    begin = end;
+  }
   return generator(rt, std::move(out));
 }
 
@@ -375,6 +443,7 @@ Value select(Runtime& rt, const Value& v, const Args& args) {
 constexpr Callable kFilters[] = {{"abs", absolute},
                                  {"batch", batch, 1, 2, {"linecount", "fill_with"}},
                                  {"capitalize", change_text<text::Case::kCapitalize>},
+                                 {"center", center, 0, 1, {"width"}},
                                  {"count", count},
                                  {"d", default_value, 0, 2, {"default_value", "boolean"}},
                                  {"default", default_value, 0, 2, {"default_value", "boolean"}},
@@ -384,6 +453,7 @@ constexpr Callable kFilters[] = {{"abs", absolute},
                                  {"first", first},
                                  {"float", to_float, 0, 1, {"default"}},
                                  {"format", format, 0, Callable::kAny},
+                                 {"groupby", group_by, 1, 3, {"attribute", "default", "case_sensitive"}},
                                  {"indent", indent, 0, 3, {"width", "first", "blank"}},
                                  {"int", to_int, 0, 1, {"default"}},
                                  {"items", items},
@@ -403,12 +473,14 @@ constexpr Callable kFilters[] = {{"abs", absolute},
                                  {"safe", safe},
                                  {"select", select<false, true>, 0, 2},
                                  {"selectattr", select<true, true>, 1, 3},
+                                 {"slice", slices, 1, 2, {"slices", "fill_with"}},
                                  {"sort", sort, 0, 3, {"reverse", "case_sensitive", "attribute"}},
                                  {"string", string},
                                  {"sum", sum, 0, 2, {"attribute", "start"}},
                                  {"title", title},
                                  {"tojson", tojson, 0, 4, {"ensure_ascii", "indent", "separators", "sort_keys"}},
                                  {"trim", trim, 0, 1, {"chars"}},
+                                 {"truncate", truncate, 0, 4, {"length", "killwords", "end", "leeway"}},
                                  {"unique", unique, 0, 2, {"case_sensitive", "attribute"}},
                                  {"upper", change_text<text::Case::kUpper>}};
 

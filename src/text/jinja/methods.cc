@@ -422,6 +422,17 @@ Value make_namespace(Runtime& rt, const Value&, const Args& args) {
   return Value::object(Kind::kNamespace, space);
 }
 
+// What joiner() gives: called, it gives nothing the first time and its separator from then on.
+Value join_next(Runtime& rt, const Value& self, const Args&) {
+  auto& separator = self.as<Iterator>();
+  return separator.position++ == 0 ? rt.string("") : separator.items[0];
+}
+constexpr Callable kJoinNext = {"joiner", join_next};
+
+Value make_joiner(Runtime& rt, const Value&, const Args& args) {
+  return function(rt, &kJoinNext, rt.list({args[0].missing() ? rt.string(", ") : args[0]}, Kind::kIterator));
+}
+
 Value raise_exception(Runtime& rt, const Value&, const Args& args) { rt.fail(to_text(rt, args[0])); }
 
 // datetime.now().strftime(format): local time without a zone, so %z and %Z print nothing.
@@ -447,6 +458,7 @@ Value strftime_now(Runtime& rt, const Value&, const Args& args) {
 }
 
 constexpr Callable kFunctions[] = {{"dict", make_dict, 0, Callable::kAny},
+                                   {"joiner", make_joiner, 0, 1, {"sep"}},
                                    {"namespace", make_namespace, 0, Callable::kAny},
                                    {"raise_exception", raise_exception, 1, 1, {"message"}},
                                    {"range", make_range, 1, 3},
@@ -511,7 +523,7 @@ std::string why_no_method(const Value& object, std::string_view name) {
 }
 
 std::string why_no_function(std::string_view name) {
-  if (name != "cycler" && name != "joiner" && name != "lipsum") return {};
+  if (name != "cycler" && name != "lipsum") return {};
   return fmt::format("the function {} is not supported in chat templates", name);
 }
 

@@ -60,6 +60,10 @@ Value attribute(Runtime& rt, const Value& object, std::string_view name) {
     const Value value = object.as<Loop>().attribute(rt, name);
     if (!value.missing()) return value;
   }
+  if (object.is(Kind::kTuple) && object.as<List>().group) {
+    if (name == "grouper") return object.items()[0];
+    if (name == "list") return object.items()[1];
+  }
   if (const Callable* method = find_method(object.kind(), name)) return function(rt, method, object);
   const std::string refused = why_no_method(object, name);
   return refused.empty() ? Value() : rt.undefined(refused);

@@ -125,6 +125,7 @@ struct Str : Object {
 
 struct List : Object {  // also a tuple and a view; never changed once a template can see it
   std::vector<Value> items;
+  bool group = false;  // a tuple of groupby, whose items are also its attributes grouper and list
 };
 struct Iterator : List {
   size_t position = 0;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/json_depth.h"
+#include "runtime/tool_fallback.h"
 
 namespace nfp {
 
@@ -42,7 +43,7 @@ Result<std::vector<int32_t>> encode_chat(const LoadedModel& loaded, const ChatTe
   input.extra = extra;
   input.add_generation_prompt = true;
   set_special_tokens(tokenizer, &input);
-  NFP_ASSIGN_OR_RETURN(const std::string prompt, chat_template.render(input));
+  NFP_ASSIGN_OR_RETURN(const std::string prompt, render_with_tools(chat_template, std::move(input)));
   return tokenizer.encode(prompt, {.add_special_tokens = false, .parse_special = true});
 }
 

@@ -411,6 +411,24 @@ class TinyModel(unittest.TestCase):
             with self.assertRaisesRegex(TypeError, "^tools are a list of dicts"):
                 prompt(tools=wrong)
 
+    def test_tools_that_the_template_does_not_know(self):
+        def prompt(messages, **keywords):  # longer than the tiny model's context
+            with patch.object(self.llm, "generate", lambda prompts, *_, **__: prompts):
+                return self.llm.decode(self.llm.chat(messages, GREEDY, **keywords)[0])
+
+        hi = {"role": "user", "content": "ab"}
+        tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+        call = {"id": "c", "type": "function", "function": {"name": "look_up", "arguments": '{"x": 1}'}}
+        self.assertEqual(prompt([hi], tools=[]), prompt([hi]))
+        shown = prompt([hi, {"role": "assistant", "content": None, "tool_calls": [call]},
+                        {"role": "tool", "tool_call_id": "c", "content": "seven"}], tools=[tool])
+        for part in ("You can call functions.", '{"name":"look_up","parameters":{"type":"object"}}',
+                     '<tool_call>\n{"name":"look_up","arguments":{"x":1}}\n</tool_call>',
+                     "<tool_response>\nseven\n</tool_response>"):
+            self.assertIn(part, shown)
+        with self.assertRaisesRegex(NestedFPError, r"'messages\[0\].content' must be a text"):
+            prompt([{"role": "user", "content": 5}], tools=[tool])
+
     def test_contents_in_parts(self):
         def prompt(content):
             messages = [{"role": "user", "content": content}, {"role": "assistant"}, {"role": "user", "content": "b"}]

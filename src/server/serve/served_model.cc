@@ -6,7 +6,7 @@
 
 #include "base/mapped_file.h"
 #include "runtime/chat_session.h"
-#include "server/serve/tool_fallback.h"
+#include "runtime/tool_fallback.h"
 
 namespace nfp::server {
 namespace {
@@ -121,31 +121,17 @@ Result<std::string> ServedModel::render_chat(const GenerationRequest& request, b
   }
   with_tools = with_tools && request.tools.is_array();
   const ChatTemplate& chat = with_tools && chat_tools_ ? *chat_tools_ : *chat_;
-  const bool describe = with_tools && !chat.mentions("tools");
   ChatTemplateInput input;
   input.messages = request.messages;
   name_thoughts(input.messages);
   if (request.continue_final_message) input.messages.back()["content"].get_ref<std::string&>() += kMark;
-  Json undescribed;
-  if (describe) {
-    undescribed = std::move(input.messages);
-    input.messages = describe_tools(undescribed, request.tools, /*has_system_role=*/true);
-  }
-  if (with_tools && !describe) input.tools = request.tools;
+  if (with_tools) input.tools = request.tools;
   input.add_generation_prompt = request.add_generation_prompt;
   set_special_tokens(tokenizer(), &input);
   input.extra = request.template_variables;
   input.limits.max_output_bytes = 64u << 20;
   input.limits.stop = std::move(stop);
-  Result<std::string> rendered = chat.render(input);
-  // A template that knows no system message says so by an error, or leaves it out.
-  const bool lost = rendered.ok() ? !shows_tools(*rendered) : rendered.error().code == ErrorCode::kInvalidInput;
-  if (describe && lost) {
-    input.messages = describe_tools(undescribed, request.tools, /*has_system_role=*/false);
-    rendered = chat.render(input);
-  }
-  if (!rendered.ok()) return rendered.error();
-  std::string text = std::move(*rendered);
+  NFP_ASSIGN_OR_RETURN(std::string text, render_with_tools(chat, std::move(input)));
   if (request.continue_final_message && !end_at_mark(&text)) {
     return error(ErrorCode::kInvalidInput,
                  "'continue_final_message': the chat template does not show the last message's content");

@@ -23,7 +23,7 @@ enum class ToolFormat { kNone, kHermes, kLlama3Json, kMistral, kQwen3Coder, kPyt
 
 // "hermes", "llama3_json", "mistral", "qwen3_coder", "pythonic", "phi4_mini_json", "gemma", "gpt_oss", "none" (vLLM's
 // names, where it has them); "auto" looks at the model's chat template. One that does not know tools is told of them in
-// Hermes's way (serve/tool_fallback.h).
+// Hermes's way (runtime/tool_fallback.h).
 Result<ToolFormat> parse_tool_format(std::string_view name, std::string_view chat_template);
 
 struct ToolEvent {

@@ -189,9 +189,10 @@ MaybeError parse_grammar_fields(Fields& fields, const GrammarFields& names, cons
     out->param = fields.path(names.json_object);
   }
   if (given > 1) {
-    return bad_request(out->param,
-                       "more than one constraint on the output is given (response_format, guided_*, "
-                       "structured_outputs); choose one");
+    return bad_request(
+        out->param,
+        "more than one constraint on the output is given (a format, guided_*, structured_outputs); choose "
+        "one");
   }
   return std::nullopt;
 }

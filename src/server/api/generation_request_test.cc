@@ -367,18 +367,45 @@ TEST(GenerationRequest, AllowedToolsAreFoundInOnePass) {
   EXPECT_NE(too_many->message.find("at most 128"), std::string::npos) << too_many->message;
 }
 
+MaybeError responses(const std::string& more, GenerationRequest* out) {
+  ResponsesRequest request;
+  const MaybeError error = read_responses(*parse_json(R"({"input":"a",)" + more + "}"), strict(), &request);
+  return error ? error : parse_responses(request, Json::array(), strict(), out);
+}
+MaybeError anthropic(const std::string& more, GenerationRequest* out) {
+  return parse_anthropic(
+      *parse_json(R"({"model":"m","max_tokens":9,"messages":[{"role":"user","content":"a"}],)" + more + "}"), strict(),
+      /*counting=*/false, out);
+}
+
+TEST(GenerationRequest, OtherApisTakeTheExtensionsOfChat) {
+  for (const auto& api : {responses, anthropic}) {
+    GenerationRequest out;
+    const MaybeError error = api(
+        R"("top_k":3,"min_p":0.1,"repetition_penalty":1.1,"presence_penalty":0.5,"frequency_penalty":0.5,"seed":4,
+           "stop_token_ids":[5],"include_stop_str_in_output":true,"ignore_eos":true,"min_tokens":2,
+           "logit_bias":{"3":1},"allowed_token_ids":[3,4],"bad_words":["x"],"skip_special_tokens":false,
+           "guided_regex":"a+","documents":[{"a":1}],"include_reasoning":false,"priority":-1)",
+        &out);
+    ASSERT_FALSE(error) << error->message;
+    EXPECT_EQ(out.sampling.top_k, 3);
+    EXPECT_EQ(out.sampling.stop_token_ids, std::vector<int32_t>{5});
+    EXPECT_EQ(out.allowed_token_ids, (std::vector<int32_t>{3, 4}));
+    EXPECT_EQ(out.bad_words, std::vector<std::string>{"x"});
+    EXPECT_EQ(out.grammar.kind, GrammarSpec::Kind::kRegex);
+    EXPECT_EQ(out.template_variables["documents"].size(), 1u);
+    EXPECT_FALSE(out.include_reasoning);
+    const MaybeError wrong = api(R"("bad_words":[5])", &(out = {}));
+    ASSERT_TRUE(wrong);
+    EXPECT_EQ(wrong->param, "bad_words[0]");
+    ASSERT_FALSE(api(R"("structured_outputs":{"choice":["a","b"]})", &(out = {})));
+    EXPECT_EQ(out.grammar.choices.size(), 2u);
+    EXPECT_TRUE(api(R"("structured_outputs":{"choice":["a"]},"guided_json":{})", &(out = {})));
+  }
+}
+
 // What the chat parser says of them, and the grammar's compiler will.
 TEST(GenerationRequest, OtherApisNamesOfSchemas) {
-  const auto responses = [](const std::string& more, GenerationRequest* out) {
-    ResponsesRequest request;
-    const MaybeError error = read_responses(*parse_json(R"({"input":"a",)" + more + "}"), RequestLimits(), &request);
-    return error ? error : parse_responses(request, Json::array(), RequestLimits(), out);
-  };
-  const auto anthropic = [](const std::string& more, GenerationRequest* out) {
-    return parse_anthropic(
-        *parse_json(R"({"model":"m","max_tokens":9,"messages":[{"role":"user","content":"a"}],)" + more + "}"),
-        RequestLimits(), /*counting=*/false, out);
-  };
   GenerationRequest out;
   ASSERT_FALSE(responses(R"("text":{"format":{"type":"json_schema","name":"a","schema":{"type":"array"}}})", &out));
   EXPECT_EQ(out.grammar.param, "text.format.schema");

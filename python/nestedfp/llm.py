@@ -27,7 +27,16 @@ Prompt = str | Sequence[int] | dict[str, Any]
 
 _MAX_ANSWERS = 16384  # to a prompt; vLLM's, too
 
-# Of vLLM's chat(), and here no keywords of the template: values with which they change nothing.
+# Of vLLM's class, and here no options of the engine: values with which they change nothing.
+_LLM_OF_VLLM: dict[str, tuple[Any, ...]] = {
+    "tokenizer": (None,), "tokenizer_mode": ("auto",), "skip_tokenizer_init": (False,),
+    "trust_remote_code": (False, True), "revision": (None,), "tokenizer_revision": (None,),
+    "dtype": ("auto", "half", "float16"), "quantization": (None,),
+    "load_format": ("auto",), "hf_overrides": (None,), "seed": (None,), "runner": ("auto", "generate"),
+    "tensor_parallel_size": (1,), "pipeline_parallel_size": (1,), "data_parallel_size": (1,), "swap_space": (0,),
+    "cpu_offload_gb": (0,), "enforce_eager": (None, False, True), "enable_chunked_prefill": (None, True),
+    "disable_log_stats": (False, True), "disable_custom_all_reduce": (False, True)}
+# Of its chat(), and here no keywords of the template.
 _CHAT_OF_VLLM = {"lora_request": None, "chat_template": None, "chat_template_content_format": "auto",
                  "continue_final_message": False, "mm_processor_kwargs": None, "tokenization_kwargs": None}
 
@@ -278,11 +287,15 @@ class LLM:
     "alternate:STEPS". Other keywords: device ("auto", "cpu", "cuda"), threads, max_model_len, max_num_seqs,
     max_num_batched_tokens, kv_cache_dtype ("f16", "fp8", "f32"), gpu_memory_utilization, enable_prefix_caching,
     speculative_tokens (at most so many ahead, drafted in FP8 and verified in FP16; 0), fp8 (which arithmetic policies
-    mean by FP8), fp8_head, deterministic, gemm_choices (a file of ``nestedfp tune``, for a GPU).
+    mean by FP8), fp8_head, deterministic, gemm_choices (a file of ``nestedfp tune``, for a GPU). vLLM's others are
+    taken with values that ask for nothing else than what is here (tensor_parallel_size=1, dtype="float16").
 
     Raises NestedFPError with a message that names the file or field."""
 
     def __init__(self, model: str | os.PathLike[str], precision: str = "fp16", **options: Any):
+        for name, nothing in _LLM_OF_VLLM.items():
+            if name in options and (value := options.pop(name)) not in nothing:
+                raise TypeError(f"nestedfp.LLM has no {name}, which is {value!r}; leave it out")
         if precision in ("fp8", "fp8-w8a8"):
             options.setdefault("fp8", precision)
         self._engine = Engine(model, {"policy": precision, **options})

@@ -411,6 +411,14 @@ class TinyModel(unittest.TestCase):
             with self.assertRaisesRegex(TypeError, "^tools are a list of dicts"):
                 prompt(tools=wrong)
 
+    def test_keywords_of_vllm_that_ask_for_nothing(self):
+        with LLM(TINY, device="cpu", threads=1, tensor_parallel_size=1, dtype="float16", trust_remote_code=True, seed=None,
+                 enforce_eager=True, quantization=None) as llm:
+            self.assertEqual(len(llm.generate("ab", GREEDY)), 1)
+        for name, value in (("tensor_parallel_size", 2), ("dtype", "bfloat16"), ("quantization", "awq"), ("seed", 0)):
+            with self.assertRaisesRegex(TypeError, f"^nestedfp.LLM has no {name}, which is "):
+                LLM(TINY, device="cpu", **{name: value})
+
     def test_tools_that_the_template_does_not_know(self):
         def prompt(messages, **keywords):  # longer than the tiny model's context
             with patch.object(self.llm, "generate", lambda prompts, *_, **__: prompts):

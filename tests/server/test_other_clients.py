@@ -362,9 +362,11 @@ def test_message_stream(claude):
         assert "".join(stream.text_stream) == "Grüße 😀"
         final = stream.get_final_message()
     assert final.content[0].text == "Grüße 😀" and final.stop_reason == "end_turn" and final.usage.output_tokens > 5
+    assert "nestedfp" not in (final.usage.model_extra or {})  # the package would have that of the first token
     events = list(claude.messages.create(model="fake", max_tokens=50, stream=True, messages=[{"role": "user", "content": "SAY:x"}]))
     assert [e.type for e in events] == ["message_start", "content_block_start", "content_block_delta", "content_block_stop",
                                         "message_delta", "message_stop"]
+    assert events[-2].usage.nestedfp["completion"]["fp16_tokens"] == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])

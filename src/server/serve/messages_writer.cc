@@ -55,11 +55,16 @@ void MessagesWriter::append_head(std::string& out) const {
 }
 
 // Tokens that the cache had are not input tokens here.
-void MessagesWriter::append_usage(std::string& out, const Usage& usage) const {
+void MessagesWriter::append_counts(std::string& out, const Usage& usage) const {
   fmt::format_to(std::back_inserter(out),
                  "\"usage\":{{\"input_tokens\":{},\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":{},"
-                 "\"output_tokens\":{},\"nestedfp\":",
+                 "\"output_tokens\":{}",
                  usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens, usage.completion_tokens);
+}
+
+void MessagesWriter::append_usage(std::string& out, const Usage& usage) const {
+  append_counts(out, usage);
+  out += ",\"nestedfp\":";
   append_precision(out, usage);
   out += '}';
 }
@@ -83,8 +88,8 @@ void MessagesWriter::begin(std::string& out, Choice& choice) {
   out += ",\"message\":";
   append_head(out);
   out += "],\"stop_reason\":null,\"stop_sequence\":null,";
-  append_usage(out, choice.usage);
-  out += "}}\n\n";
+  append_counts(out, choice.usage);  // Anthropic's package would keep anything else as it is here to the end
+  out += "}}}\n\n";
 }
 
 void MessagesWriter::open(std::string& out, Block kind, const ToolCall* call) {

@@ -27,6 +27,7 @@ class MessagesWriter final : public AnswerWriter {
   void delta(std::string& out, std::string_view type, std::string_view field, std::string_view text) const;
   void append_head(std::string& out) const;  // a message up to its content
   void append_end(std::string& out, const Choice& choice) const;
+  void append_counts(std::string& out, const Usage& usage) const;  // of usage, which stays open
   void append_usage(std::string& out, const Usage& usage) const;
 
   Block block_ = Block::kNone;

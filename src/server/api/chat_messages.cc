@@ -234,6 +234,13 @@ MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out
       if (!function["parameters"].is_object()) {
         return bad_request(where, fmt::format("'{}.function.parameters' must be a JSON schema (an object)", where));
       }
+      const Json type = function["parameters"].value("type", Json("object"));
+      if (type.is_string() && type != "object") {
+        const std::string param = where + ".function.parameters";
+        return bad_request(param, fmt::format("'{}' must describe an object, as a call's arguments are one: its 'type' "
+                                              "has to be object",
+                                              param));
+      }
       const std::string text = dump(function["parameters"]);
       bytes += text.size();
       if (bytes > static_cast<size_t>(limits.max_schema_bytes)) return too_large();

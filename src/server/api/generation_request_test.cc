@@ -384,7 +384,8 @@ TEST(GenerationRequest, TopPOfZeroIsTheLikeliestTokenAlone) {
   ASSERT_FALSE(p.error) << p.error->message;
   EXPECT_EQ(p.request.sampling.top_k, 1);
   EXPECT_FLOAT_EQ(p.request.sampling.top_p, 1.0f);
-  EXPECT_FLOAT_EQ(completion(R"({"prompt":"a","top_p":-0.5})").request.sampling.top_p, -0.5f);  // the engine's to refuse
+  EXPECT_FLOAT_EQ(completion(R"({"prompt":"a","top_p":-0.5})").request.sampling.top_p,
+                  -0.5f);  // the engine's to refuse
 }
 
 TEST(GenerationRequest, OtherApisTakeTheExtensionsOfChat) {
@@ -429,6 +430,12 @@ TEST(GenerationRequest, OtherApisNamesOfSchemas) {
   ASSERT_TRUE(strict);
   EXPECT_EQ(strict->param, "tools[0].parameters");
   EXPECT_EQ(strict->message.rfind("'tools[0].parameters' asks for strict", 0), 0u) << strict->message;
+  const MaybeError no_object = anthropic(R"("tools":[{"name":"f","input_schema":{"type":"array"}}])", &(out = {}));
+  ASSERT_TRUE(no_object);
+  EXPECT_EQ(no_object->param, "tools[0].input_schema");
+  EXPECT_EQ(no_object->message.rfind("'tools[0].input_schema' must describe an object", 0), 0u) << no_object->message;
+  ASSERT_FALSE(anthropic(R"("tools":[{"name":"f","input_schema":{"type":"object"}},{"name":"g","input_schema":{}}])",
+                         &(out = {})));
   const MaybeError no_schema = anthropic(R"("tools":[{"name":"f","input_schema":5}])", &(out = {}));
   ASSERT_TRUE(no_schema);
   EXPECT_EQ(no_schema->message, "'tools[0].input_schema' must be a JSON schema (an object)");

@@ -1044,11 +1044,9 @@ void CudaBackend::linear_sample(const LinearArgs& first, const SampleArgs& then)
   multiply(first, finds_largest);
   if (!finds_largest) return sample(then);
   const auto timed = profiler_.time(stage::kSample, stream_, [then] { return cost_of(then); });
-  keep(cuda::run_largest({.candidates = static_cast<const uint64_t*>(first.y),
-                          .rows = then.rows,
-                          .vocab = then.vocab,
-                          .out = then.out},
-                         stream_));
+  keep(cuda::run_largest(
+      {.candidates = static_cast<const uint64_t*>(first.y), .rows = then.rows, .vocab = then.vocab, .out = then.out},
+      stream_));
 }
 
 void CudaBackend::score(const ScoreArgs& args) {

@@ -275,7 +275,7 @@ MaybeError parse_sampling(Fields& fields, const RequestLimits& limits, Generatio
   int top_k = s.top_k;  // what the server has as a default
   NFP_API_TRY(fields.get("top_k", -1, INT32_MAX, &top_k));
   s.top_k = std::max(top_k, 0);  // -1 is vLLM's "off"
-  if (s.top_p == 0) {  // where OpenAI's and Anthropic's range begins: the likeliest token alone
+  if (s.top_p == 0) {            // where OpenAI's and Anthropic's range begins: the likeliest token alone
     s.top_p = 1;
     s.top_k = 1;
   }

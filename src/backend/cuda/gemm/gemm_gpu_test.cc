@@ -503,7 +503,8 @@ TEST_F(GemmGpu, FindsTheLargestOfEachRow) {
         }
       }
       bias[static_cast<size_t>(n / 2)] = -INFINITY;
-      for (int64_t r = 48; r < std::min<int64_t>(64, n); ++r) bias[static_cast<size_t>(r)] = -INFINITY;  // a whole group
+      for (int64_t r = 48; r < std::min<int64_t>(64, n); ++r)
+        bias[static_cast<size_t>(r)] = -INFINITY;  // a whole group
       if (m > 4) bias[static_cast<size_t>(n - 1)] = INFINITY;
       const DeviceArray<uint8_t> upper(w.planes[0]), lower(w.planes[1]), x(x_bytes);
       const DeviceArray<float> d_bias(bias), d_token(token_scale);

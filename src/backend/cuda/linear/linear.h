@@ -55,7 +55,7 @@ struct LinearCall {
   bool y_is_f32 = false;                  // kStore only
   // kStore of a weight that finds_largest(): y is the largest outputs of each row (row_largest.h), none is stored.
   bool y_is_largest = false;
-  const void* residual = nullptr;         // kStore only: [rows, n] of y's type, added last; may be y; null = none
+  const void* residual = nullptr;  // kStore only: [rows, n] of y's type, added last; may be y; null = none
   // kBatchInvariant: a row's result does not depend on the other rows of the call. (Not of FP16 segments, whose
   // kernels are cuBLASLt's.)
   Reduction reduction = Reduction::kFastest;

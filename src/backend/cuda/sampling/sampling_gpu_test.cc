@@ -479,8 +479,8 @@ TEST_F(SamplingGpu, TheLargestOfCandidatesIsTheGreedyToken) {
     const int64_t groups = RowLargest::groups(c.vocab);
     for (int64_t r = 0; r < c.rows; ++r) {
       for (int64_t group = 0; group < groups; ++group) {
-        uint64_t& largest = candidates[static_cast<size_t>((r / RowLargest::kRows * groups + group) * RowLargest::kRows +
-                                                           r % RowLargest::kRows)];
+        uint64_t& largest = candidates[static_cast<size_t>(
+            (r / RowLargest::kRows * groups + group) * RowLargest::kRows + r % RowLargest::kRows)];
         largest = 0;
         const int64_t first = group * RowLargest::kColumns;
         for (int64_t v = first; v < std::min<int64_t>(first + RowLargest::kColumns, c.vocab); ++v) {

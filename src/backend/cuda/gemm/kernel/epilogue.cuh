@@ -5,11 +5,11 @@
 
 #include "backend/cuda/gemm/kernel/kernel_params.h"
 #include "backend/cuda/gemm/plan/config.h"
+#include "backend/cuda/logit_key.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/pairs.cuh"
 #include "backend/cuda/ptx/warp.cuh"
-#include "backend/cuda/logit_key.cuh"
 #include "backend/cuda/row_largest.h"
 #include "backend/cuda/row_peaks.h"
 
@@ -332,8 +332,8 @@ struct Epilogue {
     }
   }
 
-  // Of each token the largest of the warp's sixteen rows (row_largest.h). The thread is asked for anew: what is computed
-  // of it would stay in registers from tile to tile, which large tiles do not have.
+  // Of each token the largest of the warp's sixteen rows (row_largest.h). The thread is asked for anew: what is
+  // computed of it would stay in registers from tile to tile, which large tiles do not have.
   __device__ __forceinline__ void store_largest(float (&acc)[kTokens / 2], int row0, int token0,
                                                 uint32_t chunk_mask) const {
     const int thread = static_cast<int>(ptx::read_thread()) % 128, lane = thread % 32;

@@ -12,8 +12,8 @@
 
 #include "backend/cuda/gemm/gemm.h"
 #include "backend/cuda/gemm/plan/tuning_table.h"
-#include "backend/cuda/row_largest.h"
 #include "backend/cuda/row_peaks.h"
+#include "backend/cuda/testing/row_largest.h"
 #include "base/float_types.h"
 
 namespace nfp::cuda {
@@ -455,25 +455,6 @@ INSTANTIATE_TEST_SUITE_P(
         Case{8, 1360, 700, Mode::kE4M3, Join::kBiased, false, true},
         Case{5, 272, 1500, Mode::kE4M3Promoted, Join::kBiased, false, true}));
 
-// The candidates of logits [m, n], of which rows of padding stay as they were: bytes of 0xff.
-std::vector<uint64_t> largest_of(const std::vector<float>& logits, int64_t m, int64_t n) {
-  std::vector<uint64_t> out(RowLargest::bytes(m, n) / sizeof(uint64_t), ~uint64_t{0});
-  for (int64_t t = 0; t < m; ++t) {
-    for (int64_t group = 0; group < RowLargest::groups(n); ++group) {
-      uint64_t largest = 0;
-      for (int64_t c = group * RowLargest::kColumns; c < std::min(n, (group + 1) * RowLargest::kColumns); ++c) {
-        const float v = logits[static_cast<size_t>(t * n + c)] + 0.0f;
-        const auto bits = std::bit_cast<uint32_t>(v);
-        const uint32_t key = std::isnan(v) ? 1 : std::signbit(v) ? ~bits : bits | 0x80000000u;
-        largest = std::max(largest, uint64_t{key} << 32 | ~static_cast<uint32_t>(c));
-      }
-      const int64_t at = (t / RowLargest::kRows * RowLargest::groups(n) + group) * RowLargest::kRows;
-      out[static_cast<size_t>(at + t % RowLargest::kRows)] = largest;
-    }
-  }
-  return out;
-}
-
 // Of what the same product would store in FP32, with equal outputs, infinities and tokens of NaN among them.
 TEST_F(GemmGpu, FindsTheLargestOfEachRow) {
   std::mt19937 random(12);
@@ -528,7 +509,7 @@ TEST_F(GemmGpu, FindsTheLargestOfEachRow) {
         call.output = Output::kLargest;
         largest.poison();
         ASSERT_NO_FATAL_FAILURE(run(call, config));
-        ASSERT_EQ(largest.host(), largest_of(logits.host(), m, n))
+        ASSERT_EQ(largest.host(), testing::largest_of(logits.host().data(), n, m, n))
             << to_string(config) << " m " << m << " " << name_of(mode);
       }
     }

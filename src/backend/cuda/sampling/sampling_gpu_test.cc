@@ -1,7 +1,6 @@
 // Sampling and scoring against the CPU's sampler, and against float64 where the two differ by rounding. Needs a Hopper
 // GPU; skips elsewhere.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -9,9 +8,9 @@
 #include <random>
 
 #include "backend/cpu/sampler.h"
-#include "backend/cuda/row_largest.h"
 #include "backend/cuda/sampling/sampling.h"
 #include "backend/cuda/testing/device.h"
+#include "backend/cuda/testing/row_largest.h"
 #include "backend/race.h"
 
 namespace nfp::cuda {
@@ -475,25 +474,9 @@ TEST_F(SamplingGpu, TheLargestOfCandidatesIsTheGreedyToken) {
   for (const Case& c : {Case{1, 3}, Case{7, 64}, Case{1000, 130}, Case{32000, 66}, Case{49152, 8}, Case{128256, 1},
                         Case{128256, 61}, Case{151935, 33}}) {
     const Batch b = generator.batch(c.vocab, c.rows, true);
-    std::vector<uint64_t> candidates(RowLargest::bytes(c.rows, c.vocab) / sizeof(uint64_t), ~uint64_t{0});
-    const int64_t groups = RowLargest::groups(c.vocab);
-    for (int64_t r = 0; r < c.rows; ++r) {
-      for (int64_t group = 0; group < groups; ++group) {
-        uint64_t& largest = candidates[static_cast<size_t>(
-            (r / RowLargest::kRows * groups + group) * RowLargest::kRows + r % RowLargest::kRows)];
-        largest = 0;
-        const int64_t first = group * RowLargest::kColumns;
-        for (int64_t v = first; v < std::min<int64_t>(first + RowLargest::kColumns, c.vocab); ++v) {
-          const float logit = b.logits_of(static_cast<int32_t>(r))[v] + 0.0f;
-          const auto bits = std::bit_cast<uint32_t>(logit);
-          const uint32_t key = std::isnan(logit) ? 1 : std::signbit(logit) ? ~bits : bits | 0x80000000u;
-          largest = std::max(largest, uint64_t{key} << 32 | ~static_cast<uint32_t>(v));
-        }
-      }
-    }
     const DeviceVector<float> logits(b.logits);
     const DeviceVector<SamplingRow> row(b.row);
-    const DeviceVector<uint64_t> found(candidates);
+    const DeviceVector<uint64_t> found(testing::largest_of(b.logits.data(), b.ld, c.rows, c.vocab));
     const DeviceVector<SampledRow> of_logits(b.row.size()), of_candidates(b.row.size());
     SampleCall call;
     call.logits = {logits.get(), b.ld, b.rows, b.vocab};

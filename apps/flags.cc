@@ -260,8 +260,8 @@ void SamplingFlags::add_to(CLI::App& app, const SamplingParams& fallback) {
   add_generation_config_flag(app, generation_config);
   temperature_ = app.add_option("--temperature", params.temperature, "0 = greedy: always the likeliest token");
   top_k_ = app.add_option("--top-k", params.top_k, "sample from the K likeliest tokens; 0 = off");
-  top_p_ =
-      app.add_option("--top-p", params.top_p, "sample from the likeliest tokens that hold this probability; 1 = off");
+  top_p_ = app.add_option("--top-p", params.top_p,
+                          "sample from the likeliest tokens that hold this probability; 1 = off, 0 = the likeliest");
   min_p_ =
       app.add_option("--min-p", params.min_p, "leave out tokens less likely than this share of the likeliest; 0 = off");
   repetition_penalty_ =

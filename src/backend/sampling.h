@@ -15,7 +15,7 @@ struct SamplingRow {
   uint64_t seed = 0;                // with `draw` all that decides a row's random numbers (race.h): its place in a
   uint64_t draw = 0;                //   batch does not
   float temperature = 0.0f;         // 0 = greedy (lowest id wins a tie)
-  float top_p = 1.0f;               // 1 = off
+  float top_p = 1.0f;               // 1 = off, 0 = the likeliest token alone
   float min_p = 0.0f;               // 0 = off
   float repetition_penalty = 1.0f;  // 1 = off (CTRL paper, section 4.1; prompt and output tokens)
   float presence_penalty = 0.0f;    // 0 = off; output tokens, as OpenAI defines it

@@ -23,7 +23,7 @@ Found check_sampling(const SamplingParams& p, int32_t vocab) {
   if (!(p.temperature >= 0.0f && p.temperature <= 100.0f))
     return out_of_range("temperature", p.temperature, "0 to 100");
   if (p.top_k < 0) return out_of_range("top_k", p.top_k, "0 (off) or more");
-  if (!(p.top_p > 0.0f && p.top_p <= 1.0f)) return out_of_range("top_p", p.top_p, "above 0 and at most 1");
+  if (!(p.top_p >= 0.0f && p.top_p <= 1.0f)) return out_of_range("top_p", p.top_p, "0 to 1");
   if (!(p.min_p >= 0.0f && p.min_p <= 1.0f)) return out_of_range("min_p", p.min_p, "0 to 1");
   if (!(p.repetition_penalty > 0.0f && p.repetition_penalty <= 100.0f)) {
     return out_of_range("repetition_penalty", p.repetition_penalty, "above 0 and at most 100");

@@ -23,7 +23,7 @@ class AllowedTokens;
 struct SamplingParams {
   float temperature = 1.0f;         // 0 = greedy
   int32_t top_k = 0;                // 0 = off
-  float top_p = 1.0f;               // (0, 1]
+  float top_p = 1.0f;               // [0, 1]; 0 = the likeliest token alone
   float min_p = 0.0f;               // [0, 1]
   float repetition_penalty = 1.0f;  // > 0; prompt and output tokens
   float presence_penalty = 0.0f;    // [-2, 2]; output tokens

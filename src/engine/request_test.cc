@@ -15,6 +15,12 @@ const RequestBounds kBounds = {.vocab = 10, .max_context = 8, .end_ids = {2}};
 
 TEST(SamplingParams, DefaultsAreValid) { EXPECT_FALSE(validate(kPrompt, {}, kBounds)); }
 
+TEST(SamplingParams, TopPMayBeZero) {
+  SamplingParams params;
+  params.top_p = 0.0f;
+  EXPECT_FALSE(validate(kPrompt, params, kBounds));
+}
+
 TEST(Request, PromptAndAnswerFitIntoTheContext) {
   SamplingParams params;
   params.max_tokens = 5;
@@ -61,7 +67,7 @@ TEST(SamplingParams, EachBadFieldIsNamed) {
       {"temperature", [](SamplingParams& p) { p.temperature = -0.1f; }},
       {"temperature", [](SamplingParams& p) { p.temperature = NAN; }},
       {"top_k", [](SamplingParams& p) { p.top_k = -1; }},
-      {"top_p", [](SamplingParams& p) { p.top_p = 0.0f; }},
+      {"top_p", [](SamplingParams& p) { p.top_p = -0.1f; }},
       {"top_p", [](SamplingParams& p) { p.top_p = 1.5f; }},
       {"min_p", [](SamplingParams& p) { p.min_p = NAN; }},
       {"repetition_penalty", [](SamplingParams& p) { p.repetition_penalty = 0.0f; }},

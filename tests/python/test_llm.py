@@ -202,6 +202,12 @@ class TinyModel(unittest.TestCase):
             self.assertEqual(exact.usage["fp8_tokens"], 0)
             self.assertEqual(exact.outputs[0].token_ids, self.llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids)
 
+    def test_top_p_of_zero_is_greedy(self):
+        want = self.llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
+        for seed in range(5):
+            drawn = SamplingParams(temperature=1, top_p=0, seed=seed, max_tokens=12, ignore_eos=True)
+            self.assertEqual(self.llm.generate([[5, 6, 7]], drawn)[0].outputs[0].token_ids, want)
+
     def test_errors_name_what_is_wrong(self):
         for parameters, field in ((SamplingParams(temperature=-1), "temperature"), (SamplingParams(top_p=2), "top_p"),
                                   (SamplingParams(precision="best"), "precision"),

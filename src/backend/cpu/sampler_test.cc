@@ -258,6 +258,20 @@ TEST(Sample, TopPKeepsTheSmallestSetThatReachesItsMass) {
   }
 }
 
+TEST(Sample, TopPOfZeroIsGreedy) {
+  Random random(29);
+  for (const float deviation : {0.0f, 0.01f, 1.0f, 5.0f}) {  // from equal logits to peaked ones
+    const std::vector<float> logits = random.normals(3000, deviation);
+    Fixture fixture(*runnable_tables().back());
+    const int32_t greedy = fixture.sample(logits, {.temperature = 0.0f}, 0, 0);
+    for (const Settings& settings : {Settings{.top_p = 0.0f},
+                                     {.temperature = 50.0f, .top_p = 0.0f},
+                                     {.top_k = 40, .top_p = 0.0f, .min_p = 0.1f}}) {
+      for (uint64_t draw = 0; draw < 50; ++draw) EXPECT_EQ(fixture.sample(logits, settings, 3, draw), greedy);
+    }
+  }
+}
+
 TEST(Sample, GreedyTakesTheLowestIdAmongEquals) {
   for (const KernelTable* table : runnable_tables()) {
     Fixture fixture(*table);

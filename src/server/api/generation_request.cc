@@ -275,10 +275,6 @@ MaybeError parse_sampling(Fields& fields, const RequestLimits& limits, Generatio
   int top_k = s.top_k;  // what the server has as a default
   NFP_API_TRY(fields.get("top_k", -1, INT32_MAX, &top_k));
   s.top_k = std::max(top_k, 0);  // -1 is vLLM's "off"
-  if (s.top_p == 0) {            // where OpenAI's and Anthropic's range begins: the likeliest token alone
-    s.top_p = 1;
-    s.top_k = 1;
-  }
   NFP_API_TRY(fields.get("presence_penalty", &s.presence_penalty));
   NFP_API_TRY(fields.get("frequency_penalty", &s.frequency_penalty));
   NFP_API_TRY(fields.get("repetition_penalty", &s.repetition_penalty));

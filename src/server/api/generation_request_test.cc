@@ -379,11 +379,11 @@ MaybeError anthropic(const std::string& more, GenerationRequest* out) {
 }
 
 // OpenAI's and Anthropic's range begins there.
-TEST(GenerationRequest, TopPOfZeroIsTheLikeliestTokenAlone) {
+TEST(GenerationRequest, TopPOfZeroIsTheEngines) {
   const auto p = completion(R"({"prompt":"a","top_p":0,"top_k":5})");
   ASSERT_FALSE(p.error) << p.error->message;
-  EXPECT_EQ(p.request.sampling.top_k, 1);
-  EXPECT_FLOAT_EQ(p.request.sampling.top_p, 1.0f);
+  EXPECT_EQ(p.request.sampling.top_k, 5);
+  EXPECT_FLOAT_EQ(p.request.sampling.top_p, 0.0f);
   EXPECT_FLOAT_EQ(completion(R"({"prompt":"a","top_p":-0.5})").request.sampling.top_p,
                   -0.5f);  // the engine's to refuse
 }

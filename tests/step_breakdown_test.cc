@@ -159,6 +159,17 @@ TEST_F(StepBreakdownOfAModel, ReadsNoMoreThanAWindow) {
   for (const StepBreakdown& step : steps) expect_something_moves(step);
 }
 
+TEST_F(StepBreakdownOfAModel, MovesLogitsWhereTheyAreStored) {
+  ASSERT_NO_FATAL_FAILURE(load_model("Llama", "llama"));
+  // A GPU's greedy steps exchange the largest of every 16 logits, with its column, in place of all.
+  const bool gpu = kDevice == "cuda";
+  const double exchanged = kBatch * (gpu ? 512 / 16 * 8 : 512 * 4);
+  std::map<std::string, double> found;
+  for (const StageCost& cost : measure(Precision::kFp16)[1].stages) found[cost.stage] += cost.activation_bytes;
+  EXPECT_EQ(found["lm_head"], kBatch * 256 * (gpu ? 2 : 4) + exchanged);
+  EXPECT_EQ(found["sample"], exchanged + kBatch * (gpu ? 16 : 64 + 16));
+}
+
 TEST_F(StepBreakdownOfAModel, NamesWhatEachOperationIsForAndWhatProductsAreComputedIn) {
   ASSERT_NO_FATAL_FAILURE(load_model("Llama", "llama"));
   const bool gpu = kDevice == "cuda";

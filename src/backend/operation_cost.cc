@@ -73,13 +73,14 @@ OperationCost cost_of(const RmsNormArgs& args, const ActivationForm& form) {
   return cost;
 }
 
-OperationCost cost_of(const LinearArgs& args, const ActivationForm& form) {
+OperationCost cost_of(const LinearArgs& args, const ActivationForm& form, std::optional<uint64_t> largest_bytes) {
   const LinearWeight& weight = *args.weight;
   const auto outputs = static_cast<int64_t>(linear_outputs(args.epilogue, weight.n()));
+  const uint64_t stored =
+      args.y_is_f32 ? product(args.rows, outputs) * sizeof(float) : form.bytes(args.rows, outputs, args.consumer);
   return {.weight_bytes = weight.bytes_read(args.precision),
-          .activation_bytes = form.bytes(args.rows, weight.k(), weight.consumes(args.precision)) +
-                              (args.y_is_f32 ? product(args.rows, outputs) * sizeof(float)
-                                             : form.bytes(args.rows, outputs, args.consumer)),
+          .activation_bytes =
+              form.bytes(args.rows, weight.k(), weight.consumes(args.precision)) + largest_bytes.value_or(stored),
           .flops = 2 * product(args.rows, weight.n()) * static_cast<uint64_t>(weight.k())};
 }
 
@@ -170,7 +171,8 @@ OperationCost cost_of(const GatherRowsArgs& args, const ActivationForm& form) {
                                                                (args.is_f32 ? sizeof(float) : form.feature_bytes)};
 }
 
-OperationCost cost_of(const SampleArgs& args) {
+OperationCost cost_of(const SampleArgs& args, std::optional<uint64_t> largest_bytes) {
+  if (largest_bytes) return {.activation_bytes = *largest_bytes + product(args.rows, sizeof(SampledRow))};
   return {.activation_bytes = product(args.rows, args.vocab) * sizeof(float) +
                               product(args.rows, sizeof(SamplingRow) + sizeof(SampledRow))};
 }

@@ -36,7 +36,9 @@ Precision product_precision(const LinearWeight& weight, Precision step);
 
 OperationCost cost_of(const EmbedArgs& args, const ActivationForm& form);
 OperationCost cost_of(const RmsNormArgs& args, const ActivationForm& form);
-OperationCost cost_of(const LinearArgs& args, const ActivationForm& form);
+// `largest_bytes`: what a product and greedy sampling exchange in place of logits (Backend::linear_sample), which are
+// neither stored nor read then, nor are the rows' parameters.
+OperationCost cost_of(const LinearArgs& args, const ActivationForm& form, std::optional<uint64_t> largest_bytes = {});
 OperationCost cost_of(const RopeArgs& args, const ActivationForm& form);
 // Of `count` sequences from `first` on. What it writes counts as not rounded.
 OperationCost cost_of(const AttentionArgs& args, const ActivationForm& form, const SequenceLengths& lengths,
@@ -51,7 +53,7 @@ OperationCost cost_of(const ExpertLinearArgs& args, const ActivationForm& form, 
 OperationCost cost_of(const CombineExpertsArgs& args, const ActivationForm& form);
 OperationCost cost_of(const CombineExpertsArgs& first, const RmsNormArgs& then, const ActivationForm& form);
 OperationCost cost_of(const GatherRowsArgs& args, const ActivationForm& form);
-OperationCost cost_of(const SampleArgs& args);
+OperationCost cost_of(const SampleArgs& args, std::optional<uint64_t> largest_bytes = {});
 OperationCost cost_of(const ScoreArgs& args);
 OperationCost cost_of(const CopyArgs& args);
 // act(gate) * up of a product's [rows, n], by itself. Activation functions count no FLOPs.

@@ -59,6 +59,16 @@ TEST(OperationCost, AProductReadsItsWeightInItsPrecisionAndMovesActivationsOnce)
   EXPECT_EQ(cost_of(args, kRounding).activation_bytes, 3u * 10 + 3 * 4 + 4 * 3 * 6);
 }
 
+TEST(OperationCost, GreedySamplingOfWhatAProductFindsMovesNoLogits) {
+  const Weight weight(6, 10);
+  const LinearArgs product{.weight = &weight, .rows = 3, .y_is_f32 = true};
+  EXPECT_EQ(cost_of(product, kRounding, 7).activation_bytes, 2u * 3 * 10 + 7);
+  EXPECT_EQ(cost_of(product, kRounding, 7).flops, cost_of(product, kRounding).flops);
+  const SampleArgs sample{.rows = 3, .vocab = 6};
+  EXPECT_EQ(cost_of(sample).activation_bytes, 4u * 3 * 6 + 3 * (64 + 16));
+  EXPECT_EQ(cost_of(sample, 7).activation_bytes, 7u + 3 * 16);
+}
+
 TEST(OperationCost, WhatAProductIsComputedIn) {
   EXPECT_EQ(product_precision(Weight(4, 4), Precision::kFp16), Precision::kFp16);
   EXPECT_EQ(product_precision(Weight(4, 4), Precision::kFp8), Precision::kFp8);

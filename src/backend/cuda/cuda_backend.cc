@@ -717,8 +717,11 @@ void CudaBackend::multiply(const LinearArgs& args, bool finds_largest) {
   const auto after = cuda::LinearRunner::after(weight, epilogue, args.consumer);
   if (after != After::kNothing) product.consumer = Precision::kFp16;
   if (after == After::kActivation || after == After::kActivationRound) product.epilogue = Epilogue::kStore;
+  const auto largest_bytes =
+      finds_largest ? std::optional<uint64_t>(cuda::RowLargest::row_bytes(args.rows, weight.n())) : std::nullopt;
   auto timed = profiler_.time(
-      args.stage, stream_, [product] { return cost_of(product, kForm); }, product_precision(weight, args.precision));
+      args.stage, stream_, [product, largest_bytes] { return cost_of(product, kForm, largest_bytes); },
+      product_precision(weight, args.precision));
   cudaEvent_t multiplied = nullptr;
   if (after == After::kRound) {
     multiplied = timed.then(
@@ -1043,7 +1046,8 @@ void CudaBackend::linear_sample(const LinearArgs& first, const SampleArgs& then)
                                  static_cast<size_t>(then.rows) * static_cast<size_t>(then.vocab) * sizeof(float);
   multiply(first, finds_largest);
   if (!finds_largest) return sample(then);
-  const auto timed = profiler_.time(stage::kSample, stream_, [then] { return cost_of(then); });
+  const auto timed = profiler_.time(
+      stage::kSample, stream_, [then] { return cost_of(then, cuda::RowLargest::row_bytes(then.rows, then.vocab)); });
   keep(cuda::run_largest(
       {.candidates = static_cast<const uint64_t*>(first.y), .rows = then.rows, .vocab = then.vocab, .out = then.out},
       stream_));

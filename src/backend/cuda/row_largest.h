@@ -16,9 +16,11 @@ struct RowLargest {
   static constexpr int64_t kRows = 4;      // whose candidates share a sector of the L2
 
   static constexpr int64_t groups(int64_t n) { return (n + kColumns - 1) / kColumns; }
-  static constexpr size_t bytes(int64_t m, int64_t n) {
-    return static_cast<size_t>((m + kRows - 1) / kRows * kRows * groups(n)) * sizeof(uint64_t);
+  // Of the rows themselves, and with those of padding.
+  static constexpr size_t row_bytes(int64_t m, int64_t n) {
+    return static_cast<size_t>(m * groups(n)) * sizeof(uint64_t);
   }
+  static constexpr size_t bytes(int64_t m, int64_t n) { return row_bytes((m + kRows - 1) / kRows * kRows, n); }
 };
 
 }  // namespace nfp::cuda

@@ -27,6 +27,7 @@ void measure(int32_t sequences, const Prompts& prompts, std::span<const double> 
   std::vector<SequenceState> all(static_cast<size_t>(sequences));
   for (size_t i = 0; i < all.size(); ++i) {
     SequenceState& s = all[i];
+    s.serial = i;
     s.running = i < std::min<size_t>(all.size() / 2, 512);
     s.ttft_s = 0.2 + unit(random);
     s.itl_s = 0.05;

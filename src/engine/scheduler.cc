@@ -279,6 +279,7 @@ int32_t Scheduler::coming_blocks(const Sequence& sequence, View& view) {
 
 SequenceState Scheduler::state_of(const Sequence& sequence, bool running) {
   SequenceState state;
+  state.serial = sequence.serial;
   state.running = running;
   state.started = sequence.admitted;
   state.ready = running ? !sequence.all_scheduled() && (sequence.pending == 0 || sequence.may_run_ahead())

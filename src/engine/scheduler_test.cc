@@ -688,6 +688,7 @@ TEST(Scheduler, StatesRememberNothingThatIsNoLongerSo) {
         const bool running = i < static_cast<size_t>(bench.scheduler.running());
         const bool ready = running ? !sequence.all_scheduled() && (sequence.pending == 0 || sequence.may_run_ahead())
                                    : sequence.pending == 0;
+        ASSERT_EQ(states[i].serial, sequence.serial);
         ASSERT_EQ(states[i].running, running);
         ASSERT_EQ(states[i].ready, ready);
         ASSERT_EQ(states[i].context, anew.context(sequence, running, ready)) << sequence.serial << " in step " << step;

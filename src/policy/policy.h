@@ -31,6 +31,7 @@ struct StepLoad {
 
 // One request as a policy that plans sees it. Times are seconds on the clock of StepState::now_s.
 struct SequenceState {
+  uint64_t serial = 0;  // its own; larger than those of all that were there before it
   // Tokens in the KV cache, those of steps in flight too; of a waiting one, about, those that the prefix cache has or
   // gets from a prompt before it.
   int32_t context = 0;

@@ -1,7 +1,6 @@
 #include "policy/slo_policy.h"
 
 #include <algorithm>
-#include <bit>
 #include <bitset>
 #include <cmath>
 #include <compare>
@@ -20,6 +19,7 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // A sequence whose tokens must be computed before its first or next one: a prompt, or what preemption took.
 struct Prefill {
   size_t sequence = 0;
+  uint64_t serial = 0;
   int32_t tokens = 0;
   // In the KV cache, if it does not run: what the prefix cache has of it may be nobody's, and is room as well then.
   int32_t room = 0;
@@ -53,10 +53,8 @@ struct Length {
   friend auto operator<=>(const Length&, const Length&) = default;  // NOLINT(modernize-use-nullptr)
 };
 
-constexpr size_t kArrivalPlaces = 1 << 13;
-size_t place_of(double arrival) {
-  return (std::bit_cast<uint64_t>(arrival) * 0x9e3779b97f4a7c15ull) >> (65 - std::bit_width(kArrivalPlaces));
-}
+constexpr size_t kSerialPlaces = 1 << 13;
+size_t place_of(uint64_t serial) { return serial % kSerialPlaces; }
 
 // How fast a level gets through prompts beside the sequences that decode.
 struct Pace {
@@ -127,7 +125,7 @@ class SloPolicy final : public PrecisionPolicy {
 
  private:
   void see_arrivals(const StepState& state);
-  void count_lost(double arrival);
+  void count_lost(uint64_t serial);
   // 0 where few of the recent requests were lost that FP8 alone would have kept, or where that would be idle now, 1
   // where many were.
   double many_lost() const {
@@ -173,22 +171,22 @@ class SloPolicy final : public PrecisionPolicy {
     double target = 0;  // TTFT, seconds
   };
   std::deque<Arrival> recent_;  // the last requests seen
-  double newest_arrival_ = -kNever;
+  uint64_t next_serial_ = 0;    // who has this one or a larger one has not been seen
   // Had all been in FP8: how long the prompts that were there at that time would have taken from then on, with that
-  // many tokens a second, and which requests (by arrival) would have been in time and are not lost yet.
+  // many tokens a second, and which requests (by serial) would have been in time and are not lost yet.
   double fp8_queue_s_ = 0, fp8_queue_at_ = 0, fp8_speed_ = 0;
-  std::deque<double> kept_by_fp8_;
+  std::deque<uint64_t> kept_by_fp8_;
   // By place_of() each of these. Of thousands that are lost nearly all were lost before, and are not among these any
   // more.
-  std::bitset<kArrivalPlaces> may_be_kept_;
+  std::bitset<kSerialPlaces> may_be_kept_;
   double now_ = 0;         // of the last decision
   double lost_share_ = 0;  // of recent requests, those that FP8 would have kept
-  // The prompt that is cut into many steps now, if any: when it came, when it should be done, how much of that is for
-  // sharing.
-  double shared_arrival_ = -kNever, shared_due_ = 0, shared_room_s_ = 0;
+  // The prompt that is cut into many steps now, if any: when it should be done, how much of that is for sharing.
+  std::optional<uint64_t> shared_;
+  double shared_due_ = 0, shared_room_s_ = 0;
   int shared_steps_ = 0;  // since its level changed
-  // The sequence for which room in the KV cache is held, by what it waits since, if any; and when that last was so.
-  std::optional<double> held_since_;
+  // The sequence for which room in the KV cache is held, if any; and when that last was so.
+  std::optional<uint64_t> held_;
   double held_at_ = -kNever;
   StepDecision last_;
   // Of the decision that is being made, with the memory of those before it.
@@ -200,25 +198,25 @@ class SloPolicy final : public PrecisionPolicy {
 };
 
 void SloPolicy::see_arrivals(const StepState& state) {
-  double newest = newest_arrival_;
+  uint64_t next = next_serial_;
   for (const SequenceState& sequence : state.sequences) {
-    if (sequence.arrival_s <= newest_arrival_) continue;
-    newest = std::max(newest, sequence.arrival_s);
+    if (sequence.serial < next_serial_) continue;
+    next = std::max(next, sequence.serial + 1);
     fp8_queue_s_ = std::max(0.0, fp8_queue_s_ - std::max(0.0, sequence.arrival_s - fp8_queue_at_));
     fp8_queue_at_ = std::max(fp8_queue_at_, sequence.arrival_s);
     if (fp8_speed_ > 0) fp8_queue_s_ += sequence.missing / fp8_speed_;
-    if (fp8_queue_s_ <= sequence.ttft_s) kept_by_fp8_.push_back(sequence.arrival_s);
+    if (fp8_queue_s_ <= sequence.ttft_s) kept_by_fp8_.push_back(sequence.serial);
     if (kept_by_fp8_.size() > 256) kept_by_fp8_.pop_front();
     lost_share_ *= 1 - 1 / options_.requests_remembered;
     recent_.push_back({static_cast<double>(sequence.missing), sequence.ttft_s});
     if (recent_.size() > 64) recent_.pop_front();
   }
-  newest_arrival_ = newest;
+  next_serial_ = next;
 }
 
-void SloPolicy::count_lost(double arrival) {
-  if (!may_be_kept_[place_of(arrival)]) return;
-  const auto kept = std::find(kept_by_fp8_.begin(), kept_by_fp8_.end(), arrival);
+void SloPolicy::count_lost(uint64_t serial) {
+  if (!may_be_kept_[place_of(serial)]) return;
+  const auto kept = std::find(kept_by_fp8_.begin(), kept_by_fp8_.end(), serial);
   if (kept == kept_by_fp8_.end()) return;
   kept_by_fp8_.erase(kept);
   lost_share_ += 1 / options_.requests_remembered;
@@ -349,14 +347,14 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
   const double last = harm(last_.fp8_share, last_.exact_singles);
   rank(paces[fastest], decodes, state.now_s);
   may_be_kept_.reset();
-  for (const double arrival : kept_by_fp8_) may_be_kept_.set(place_of(arrival));
+  for (const uint64_t serial : kept_by_fp8_) may_be_kept_.set(place_of(serial));
   decision->lost.reserve(prefills_.size());
   double tokens = 0;
   bool patient = true;  // none that is lost has waited too long
   for (Prefill& prefill : prefills_) {
     if (prefill.rank > 0) {
       decision->lost.push_back(prefill.sequence);
-      count_lost(prefill.arrival);
+      count_lost(prefill.serial);
     }
     const SequenceState& sequence = state.sequences[prefill.sequence];
     if (prefill.rank <= 0 || options_.missed != SloOptions::Missed::kShed || sequence.started) {
@@ -426,16 +424,16 @@ std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand&
   const bool choice = harm(model_.levels()[levels_.back()].fp8_share, false) > 0;
   const bool asked = demand.decodes.tokens > 0 && !urgent_.empty();
   if (!asked || !choice) {
-    shared_arrival_ = -kNever;
+    shared_.reset();
     return std::nullopt;
   }
   const Prefill& prefill = *urgent_.front();
   const int32_t context = state.sequences[prefill.sequence].context;
-  if (prefill.arrival != shared_arrival_) {
-    shared_arrival_ = -kNever;
+  if (prefill.serial != shared_) {
+    shared_.reset();
     if (shared_chunk(pace, prefill, context, demand.decodes) * options_.many_steps >= prefill.tokens)
       return std::nullopt;
-    shared_arrival_ = prefill.arrival;
+    shared_ = prefill.serial;
     const double alone = model_.prompt_seconds(model_.exact_level(), prefill.tokens, context, state.max_step_tokens);
     shared_room_s_ = options_.most_longer * alone;
     shared_due_ = state.now_s + alone + shared_room_s_;
@@ -469,15 +467,15 @@ void SloPolicy::hold_room(const StepState& state, const Demand& demand) {
   bool still = false;
   for (const Prefill& prefill : prefills_) {
     if (prefill.running || prefill.shed) continue;
-    still = still || (held_since_ && prefill.stopped == *held_since_);
+    still = still || prefill.serial == held_;
     if (prefill.room <= demand.room || demand.running == 0) continue;
     if (longest == nullptr || prefill.stopped < longest->stopped) longest = &prefill;
   }
-  if (!still) held_since_.reset();
-  if (held_since_) held_at_ = state.now_s;
-  if (held_since_ || longest == nullptr) return;
+  if (!still) held_.reset();
+  if (held_) held_at_ = state.now_s;
+  if (held_ || longest == nullptr) return;
   if (state.now_s - std::max(longest->stopped, held_at_) < options_.patience_s) return;
-  held_since_ = longest->stopped;
+  held_ = longest->serial;
   held_at_ = state.now_s;
 }
 
@@ -491,7 +489,7 @@ void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double err
   const auto may_start = [&](const Prefill& prefill) {
     if (prefill.running) return true;
     if (running >= state.max_sequences) return false;
-    if (held_since_ && !prefill.begun && prefill.stopped != *held_since_) return false;
+    if (held_ && !prefill.begun && prefill.serial != held_) return false;
     return prefill.room <= free_tokens || running == 0;
   };
   // False: the step is full.
@@ -558,6 +556,7 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
     const double since = begun ? std::min(state.now_s, sequence.due_s - sequence.itl_s) : sequence.arrival_s;
     Prefill& prefill = prefills_.emplace_back();
     prefill.sequence = i;
+    prefill.serial = sequence.serial;
     prefill.tokens = sequence.missing;
     prefill.room = sequence.context + sequence.missing;
     prefill.due = begun ? since + sequence.ttft_s : sequence.due_s;

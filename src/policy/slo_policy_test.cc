@@ -21,8 +21,14 @@ std::unique_ptr<PrecisionPolicy> slo(const SloOptions& options = {}) {
   return std::move(make_slo_policy(model(), options)).value();
 }
 
+uint64_t next_serial() {
+  static uint64_t last = 0;
+  return ++last;
+}
+
 SequenceState prompt(int32_t tokens, double arrival, double ttft, double itl = 0.05) {
   SequenceState state;
+  state.serial = next_serial();
   state.missing = tokens;
   state.arrival_s = arrival;
   state.ttft_s = ttft;
@@ -214,7 +220,8 @@ TEST(SloPolicy, RoomIsHeldForWhatHasWaitedLongOneAfterTheOther) {
   const auto policy = slo();
   std::vector<SequenceState> sequences;
   const auto admitted = [&](double now, int64_t free_tokens) {
-    sequences.back().arrival_s = now;  // a short one that has just come
+    sequences.back().serial = next_serial();  // a short one that has just come
+    sequences.back().arrival_s = now;
     sequences.back().due_s = now + 1;
     sequences[0].due_s = now + 1;
     StepState state = state_of(sequences, now);
@@ -240,11 +247,21 @@ TEST(SloPolicy, RoomIsHeldForWhatHasWaitedLongOneAfterTheOther) {
   EXPECT_EQ(admitted(65, 200), Set{1});
 }
 
+// As n answers to one prompt, or requests of one trace, do.
+TEST(SloPolicy, RoomIsHeldForOneOfThoseThatCameTogether) {
+  const std::vector<SequenceState> sequences = {decoding(100, 31), prompt(500, 0, 1), prompt(50, 0, 1)};
+  StepState state = state_of(sequences, 31);
+  state.free_tokens = 200;
+  EXPECT_EQ(slo()->decide(state).chunks.size(), 1u);
+}
+
 TEST(SloPolicy, RoomIsHeldForAnAnswerThatIsAheadOfItsPace) {
   const auto policy = slo();
+  const uint64_t serial = next_serial();
   const auto admitted = [&](double now, double stopped) {
     std::vector<SequenceState> sequences = {decoding(100, now + 1), preempted(500, now, now - stopped),
                                             prompt(50, now, 1)};
+    sequences[1].serial = serial;
     sequences[1].due_s = 1000;
     StepState state = state_of(sequences, now);
     state.free_tokens = 200;
@@ -495,6 +512,27 @@ TEST(SloPolicy, ReservesGrowOnlyWhereFp8WouldHaveKeptWhatWasLost) {
   EXPECT_EQ(share_after(20, 9000, 0.2), 0);  // more than FP8 can compute in time
   EXPECT_EQ(share_after(1, 1000, 0.2), 0);   // one is chance
   EXPECT_EQ(share_after(20, 1000, 0.2), 1);
+}
+
+// Likewise where each comes with a short one, which is in time: it is not the short one that is lost. Nor is one that
+// was not seen before counted less for having come with one that was.
+TEST(SloPolicy, WhatCameTogetherIsLostByItself) {
+  const auto share_after = [](int32_t first, int32_t second) {
+    const auto policy = slo();
+    double now = 0;
+    for (int i = 0; i < 20; ++i) {
+      policy->decide(state_of({prompt(first, now, 0.1)}, now));
+      const std::vector<SequenceState> sequences = {prompt(second, now, 0.1)};
+      policy->decide(state_of(sequences, now + 0.001));
+      policy->decide(state_of(sequences, now + 0.2));
+      now += 10;
+    }
+    policy->decide(state_of({}, now));
+    return policy->decide(state_of({prompt(1000, now, 0.08)}, now)).fp8_share;
+  };
+  EXPECT_EQ(share_after(10, 9000), 0);
+  EXPECT_EQ(share_after(9000, 10), 0);
+  EXPECT_EQ(share_after(10, 1000), 1);
 }
 
 // A steady load: the same prompt every 70 ms, which FP16 alone could just not keep up with, beside four sequences.

@@ -61,7 +61,7 @@ Result<std::unique_ptr<nfp_engine>> open(const char* model, const char* options_
   NFP_ASSIGN_OR_RETURN(EngineSettings settings, parse_settings(options_json));
   auto engine = std::make_unique<nfp_engine>();
   NFP_ASSIGN_OR_RETURN(engine->loaded, load(model, settings.model));
-  if (!options_json.contains("fp8")) settings.serving.fp8 = engine->loaded->backend->fastest_fp8();
+  settings.serving.fp8 = settings.fp8.value_or(engine->loaded->backend->fastest_fp8());
   NFP_ASSIGN_OR_RETURN(auto policy, parse_policy(settings.policy, settings.serving.fp8, /*shares=*/false));
   if (policy->needs_sensitivity()) {
     return error(ErrorCode::kUnsupported, "policy '{}': graded policies are the program's (nestedfp serve)",

@@ -70,8 +70,10 @@ class Fields {
   std::map<std::string, std::function<Status(const Json&)>, std::less<>> readers_;
 };
 
-template <typename T>
-std::function<Status(const Json&)> one_of(std::string_view name, T& into, std::map<std::string, T, std::less<>> names) {
+// `into`: a T, or one that may be absent.
+template <typename T, typename Into>
+std::function<Status(const Json&)> one_of(std::string_view name, Into& into,
+                                          std::map<std::string, T, std::less<>> names) {
   return [name, &into, names = std::move(names)](const Json& value) -> Status {
     const auto found = value.is_string() ? names.find(value.get<std::string>()) : names.end();
     if (found != names.end()) {
@@ -118,8 +120,8 @@ Result<EngineSettings> parse_settings(const Json& json) {
   fields.boolean("fp8_head", settings.model.fp8_head);
   fields.integer("threads", settings.model.threads, 0, 1024);
   fields.text("policy", settings.policy);
-  fields.other("fp8", one_of<Precision>("fp8", settings.serving.fp8,
-                                        {{"fp8", Precision::kFp8}, {"fp8-w8a8", Precision::kFp8W8A8}}));
+  fields.other("fp8",
+               one_of<Precision>("fp8", settings.fp8, {{"fp8", Precision::kFp8}, {"fp8-w8a8", Precision::kFp8W8A8}}));
   fields.integer("max_model_len", settings.serving.max_context, 0, kMost);
   fields.integer("max_num_seqs", settings.serving.limits.max_sequences, 1, 65536);
   settings.serving.limits.max_step_tokens = 0;
@@ -137,6 +139,7 @@ Result<EngineSettings> parse_settings(const Json& json) {
   NFP_RETURN_IF_ERROR(fields.read(json));
   settings.model.context = settings.serving.max_context;
   settings.model.context_flag = "max_model_len";
+  settings.model.gemm_choices_flag = "gemm_choices";
   settings.serving.limits.max_queue = kMost;  // the caller's list is the queue
   return settings;
 }

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +18,7 @@ namespace nfp::capi {
 struct EngineSettings {
   LoadedModelOptions model;
   EngineConfig serving;
+  std::optional<Precision> fp8;  // absent = the backend's fastest
   std::string policy = "fp16";
 };
 

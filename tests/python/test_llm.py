@@ -235,7 +235,7 @@ class TinyModel(unittest.TestCase):
         with self.assertRaisesRegex(NestedFPError, "precision policy 'never'") as refused:
             LLM(TINY, "never", device="cpu")
         self.assertNotIn("graded", str(refused.exception))  # is refused here
-        with self.assertRaisesRegex(NestedFPError, "gemm-choices.*choices.json.*cpu"):
+        with self.assertRaisesRegex(NestedFPError, "^gemm_choices: .*choices.json.*cpu"):
             LLM(TINY, device="cpu", gemm_choices="choices.json")
         with self.assertRaisesRegex(NestedFPError, "max_model_len: a context of 1000000 tokens"):
             LLM(TINY, device="cpu", max_model_len=1000000)

@@ -397,6 +397,14 @@ class ConvertAndRestore(Scratch):
         for verb in (("convert", F16_MODEL, self.path("other")), ("generate", F16_MODEL, "-p", "a", "--calibrate", "self")):
             line = failure(*verb, "--calibrate-tokens", "524289", code=2)
             self.assertIn("--calibrate-tokens: 524288 of the model's own", line)
+        # A flag that says how asks for it, however long it would take: in a model of hours, too.
+        deep = self.path("deep")
+        shutil.copytree(F16_MODEL, deep)
+        config = json.loads(pathlib.Path(deep, "config.json").read_text())
+        pathlib.Path(deep, "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4096,
+                                                                        "intermediate_size": 65536}))
+        line = failure("convert", deep, self.path("other"), "--calibrate-rule", "restricted")
+        self.assertIn("the checkpoint is incomplete", line)
         self.assertFalse(os.path.exists(self.path("other")))
         run("convert", F16_MODEL, self.path("restricted"), "--calibrate-rule", "restricted")
         config = json.loads(pathlib.Path(self.path("restricted"), "config.json").read_text())

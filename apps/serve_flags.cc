@@ -185,7 +185,7 @@ void ServeFlags::add_serving(CLI::App& app) {
                  "bytes of answers that /v1/responses keeps for previous_response_id, e.g. 64MB; 0 = none")
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();
-  app.add_option("--grammar-compile-timeout", grammar_compile_s, "seconds that compiling a grammar may take")
+  app.add_option("--grammar-compile-timeout", grammar_compile_s, "CPU seconds that compiling a grammar may take")
       ->check(CLI::Range(0.1, 3600.0))
       ->capture_default_str();
   app.add_option("--grammar-token-ms", grammar_token_ms,

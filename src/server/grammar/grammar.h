@@ -22,7 +22,9 @@
 namespace nfp::server {
 
 struct GrammarLimits {
-  std::chrono::milliseconds compile_time{10'000};  // wall clock
+  // CPU time, so that a busy machine does not refuse what an idle one compiles. By the clock a grammar that gives way
+  // to the server may take so much longer.
+  std::chrono::milliseconds compile_time{10'000}, compile_patience{60'000};
   // While others wait to compile, whoever has had this much is stopped in their favour.
   std::chrono::milliseconds compile_share{1'000};
   // CPU time of an answer's masks: what one token may take, and what may be taken for each token in the long run.
@@ -57,9 +59,9 @@ class GrammarCompiler {
   virtual ~GrammarCompiler() = default;
   // The grammar where it is compiled already, else null. Never waits.
   virtual Compiled find(const GrammarSpec& spec) = 0;
-  // From any thread; equal grammars are compiled once. Waits, up to GrammarLimits::compile_time, or until `stop`.
-  // Errors: kInvalidInput (not a schema, not a grammar, too costly), kUnsupported, kResource (others wait, or the
-  // system gives no process), kCancelled.
+  // From any thread; equal grammars are compiled once. Waits, up to GrammarLimits::compile_time and
+  // compile_patience, or until `stop`. Errors: kInvalidInput (not a schema, not a grammar, too costly), kUnsupported,
+  // kResource (others wait, the machine is too busy, or the system gives no process), kCancelled.
   virtual Result<Compiled> compile(const GrammarSpec& spec, const std::stop_token& stop = {}) = 0;
   virtual const GrammarStats& stats() const = 0;
 };

@@ -248,8 +248,8 @@ void tell_there_is_none(int socket) {
   // On a thread, as giving way is a thread's: the answers' processes, copies of this one, start as the server is.
   block_ticks(true);
   const auto work = [&] {
-    const int64_t limit_us = int64_t{head.compile_ms} * 1000;
-    const Watch watch(fd, limit_us, limit_us, kCompiling, 0);
+    // By the clock its peer limits it, by going away.
+    const Watch watch(fd, /*wall_us=*/INT64_MAX / 2, int64_t{head.compile_ms} * 1000, kCompiling, 0);
     block_ticks(false);
     try {
       grammar.emplace(compile(tokens, head, text));

@@ -228,6 +228,8 @@ class XgrammarCompiler final : public GrammarCompiler {
   const GrammarStats& stats() const override { return stats_; }
 
  private:
+  static double seconds(std::chrono::milliseconds time) { return std::chrono::duration<double>(time).count(); }
+
   Error cancelled() {
     ++stats_.cancelled;
     return Error{ErrorCode::kCancelled, "the grammar is no longer wanted"};
@@ -261,16 +263,22 @@ class XgrammarCompiler final : public GrammarCompiler {
       if (spent > limits_.compile_share && waiting_ > 0) {
         ++stats_.refused_busy;
         return error(ErrorCode::kResource, "'{}' had {} s to be compiled and was stopped, as others wait; simplify it",
-                     spec.param, std::chrono::duration<double>(limits_.compile_share).count());
+                     spec.param, seconds(limits_.compile_share));
       }
-      if (spent > limits_.compile_time + std::chrono::seconds(1)) return too_slow(spec);
+      if (const auto most = limits_.compile_time + limits_.compile_patience; spent > most) {
+        ++stats_.refused_busy;
+        return error(ErrorCode::kResource,
+                     "'{}' is not compiled after {} s, in which it had less than {} s of a CPU: the machine is too "
+                     "busy; try again later",
+                     spec.param, seconds(most), seconds(limits_.compile_time));
+      }
     }
   }
 
   Error too_slow(const GrammarSpec& spec) {
     ++stats_.refused_time;
-    return error(ErrorCode::kInvalidInput, "'{}' takes longer than {} s to be compiled; simplify it", spec.param,
-                 std::chrono::duration<double>(limits_.compile_time).count());
+    return error(ErrorCode::kInvalidInput, "'{}' takes longer than {} s of a CPU to be compiled; simplify it",
+                 spec.param, seconds(limits_.compile_time));
   }
 
   Error no_process() {

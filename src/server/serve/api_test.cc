@@ -377,6 +377,10 @@ TEST_F(ApiTest, MaxTokensZeroScoresThePrompt) {
     EXPECT_EQ(event.value("/usage/completion_tokens"_json_pointer, 0), 0) << dump(event);
     EXPECT_EQ(event.value("/nestedfp/completion/fp16_tokens"_json_pointer, 0), 0) << dump(event);
   }
+  // The token that the engine gave ends nothing.
+  const Json ended = ask("/v1/completions", R"({"prompt":"abc","stop":"a","stop_token_ids":[97],"max_tokens":0})");
+  EXPECT_EQ(ended["choices"][0]["finish_reason"], "length");
+  EXPECT_TRUE(ended["choices"][0]["stop_reason"].is_null());
   // The prompt may fill the context.
   const auto scored = [](int tokens) {
     return fmt::format(R"({{"prompt":"{}","echo":true,"logprobs":0,"max_tokens":0}})", std::string(tokens, 'a'));

@@ -433,10 +433,15 @@ void Generation::on_output(size_t index, RequestOutput output) {
 std::vector<ToolEvent> Generation::take(Choice& choice, RequestOutput& output) {
   choice.usage = output.usage;
   choice.finish = output.finish;
-  if (request_.no_output) {  // the token that the engine gave is none of the answer
+  if (request_.no_output) {  // the token that the engine gave is none of the answer, nor is what it ends
     choice.usage.completion_tokens = 0;
     choice.usage.completion = {};
     choice.usage.slo_met.reset();
+    if (choice.finish) choice.finish = FinishReason::kLength;
+    output.tokens.clear();
+    output.text.clear();
+    output.stop_string.reset();
+    output.stop_token.reset();
   }
   if (output.stop_string) {
     choice.stop_reason.clear();
@@ -449,11 +454,7 @@ std::vector<ToolEvent> Generation::take(Choice& choice, RequestOutput& output) {
   }
   for (const OutputToken& token : output.tokens) choice.score += token.logprob;
   take_logprobs(choice, output);
-  if (request_.no_output) {
-    output.text.clear();
-    if (choice.finish) choice.finish = FinishReason::kLength;
-  }
-  if (request_.return_token_ids && !request_.no_output) {
+  if (request_.return_token_ids) {
     for (const OutputToken& token : output.tokens) choice.ids.push_back(token.token);
   }
   std::vector<ToolEvent> events = read(choice, std::move(output.text));
@@ -481,7 +482,7 @@ void Generation::take_logprobs(Choice& choice, RequestOutput& output) {
       choice.prompt_logprobs = std::move(output.prompt_logprobs);
     }
   }
-  if (request_.wants_logprobs && !request_.no_output) add(output.tokens, std::nullopt, choice.logprobs, 1);
+  if (request_.wants_logprobs) add(output.tokens, std::nullopt, choice.logprobs, 1);
 }
 
 void Generation::keep_parts(Choice& choice, std::span<const ToolEvent> events) const {

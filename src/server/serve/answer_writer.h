@@ -67,7 +67,6 @@ struct Choice {
   std::string stop_reason;  // JSON: null, a number, a string
   Usage usage;
   double score = 0;  // sum of log-probabilities
-  bool started = false;
 };
 
 // All parts of a kind.
@@ -88,7 +87,8 @@ class AnswerWriter {
   void add_logprobs(std::span<const OutputToken> tokens, std::optional<std::string_view> echo,
                     LogprobLists* lists) const;
 
-  // Before a choice's first event; its usage has the prompt's counts.
+  // Before the events of any choice, for each in turn; the usage of the first that has a token has the prompt's counts,
+  // and that of others its tokens.
   virtual void begin(std::string& out, Choice& choice) = 0;
   // What came of one step; `final`: the choice has ended. Takes choice.logprobs and choice.ids.
   virtual void events(std::string& out, Choice& choice, std::span<const ToolEvent> events, bool final) = 0;

@@ -428,7 +428,15 @@ TEST_F(ApiTest, StreamsAChat) {
   start();
   const auto events =
       stream("/v1/chat/completions", R"({"messages":[{"role":"user","content":"SAY:hey"}],"stream":true,)"
-                                     R"("n":2,"stream_options":{"include_usage":true}})");
+                                     R"("n":2,"stream_options":{"include_usage":true,"continuous_usage_stats":true}})");
+  // Clients append a choice when its first event comes, whatever its index.
+  for (int i = 0; i < 2; ++i) {
+    const Json& event = events[static_cast<size_t>(i)];
+    EXPECT_EQ(event["choices"][0]["index"], i);
+    EXPECT_EQ(event["choices"][0]["delta"]["role"], "assistant");
+    EXPECT_EQ(event["usage"]["prompt_tokens"], events.back()["usage"]["prompt_tokens"]);
+    EXPECT_EQ(event["usage"]["completion_tokens"], 0);
+  }
   std::string text[2];
   int finished = 0;
   for (const Json& event : events) {

@@ -334,6 +334,7 @@ MaybeError Generation::submit_all() {
       choice.index = static_cast<int>(p * samples + s);
       choice.engine_id = fmt::format("{}-{}", writer_->id(), choice.index);
       choice.stop_reason = "null";
+      choice.usage.prompt_tokens = static_cast<int32_t>(prepared_.prompts[p].size());
       if (request_.echo) choice.prompt_text = prepared_.prompt_texts[p];
       if (!request_.stream) choice.logprobs.offset = static_cast<int64_t>(text::count_code_points(choice.prompt_text));
       if (request_.return_token_ids) choice.prompt_ids = prepared_.prompts[p];
@@ -421,7 +422,10 @@ void Generation::on_output(size_t index, RequestOutput output) {
   if (request_.stream) {
     start_stream();
     scratch_.clear();
-    if (!std::exchange(choice.started, true)) writer_->begin(scratch_, choice);
+    if (!std::exchange(begun_, true)) {
+      // All of them in their order, whichever has a token first: clients append a choice when its first event comes.
+      for (Choice& each : choices_) writer_->begin(scratch_, each);
+    }
     writer_->events(scratch_, choice, events, choice.finish.has_value());
     if (!scratch_.empty()) exchange_->write(scratch_);
   }

@@ -61,6 +61,7 @@ class Generation final : public LiveRequest {
   std::vector<Choice> choices_;  // prompts x best_of
   size_t unfinished_ = 0;
   bool streaming_ = false;  // the head has been sent
+  bool begun_ = false;      // and what comes before all events of choices
   size_t scores_ = 0;       // bytes of log-probabilities that an answer in one piece will have
   std::chrono::steady_clock::time_point first_token_;
   std::string scratch_;

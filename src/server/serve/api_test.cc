@@ -644,6 +644,32 @@ TEST_F(ApiTest, LogprobsOfAResponseAreOfItsText) {
   EXPECT_EQ(deltas, "hi");
 }
 
+TEST_F(ApiTest, LogprobsOfAResponseHaveNoMarks) {
+  start();
+  const auto scored = [&](std::string_view said) {
+    const Json r = ask("/v1/responses", fmt::format(R"({{"input":"SAY:{}","store":false,"include":)"
+                                                    R"(["message.output_text.logprobs"]}})",
+                                                    said));
+    std::string bytes;
+    for (const Json& item : r["output"]) {
+      if (item["type"] != "message") continue;
+      for (const Json& one : item["content"][0]["logprobs"]) {
+        for (const Json& byte : one["bytes"]) bytes += static_cast<char>(byte.get<int>());
+      }
+    }
+    return bytes;
+  };
+  state_->reasoning_format = ReasoningFormat::kThink;
+  EXPECT_EQ(scored("<think></think> h\u00e9"), "h\xc3\xa9");  // thoughts of nothing
+  EXPECT_EQ(scored("<think>a</think><th"), "<th");
+  EXPECT_EQ(scored("<thin"), "<thin");
+  state_->reasoning_format = ReasoningFormat::kHarmony;
+  EXPECT_EQ(scored("<|channel|>final<|message|>\u00e9h<|e"), "\xc3\xa9h<|e");
+  EXPECT_EQ(scored("<|channel|>analysis<|message|><|end|><|start|>assistant<|channel|>final<|message|>hi"), "hi");
+  EXPECT_EQ(scored("<|channel|>commentary<|message|>one<|end|><|start|>assistant<|channel|>final<|message|>two"),
+            "onetwo");
+}
+
 TEST_F(ApiTest, ErrorsHaveOpenAisShape) {
   start();
   EXPECT_EQ(ask("/v1/completions", R"({"prompt":"a","suffix":"b"})", 400)["error"]["param"], "suffix");

@@ -486,7 +486,12 @@ void Generation::take_logprobs(Choice& choice, RequestOutput& output) {
       choice.prompt_logprobs = std::move(output.prompt_logprobs);
     }
   }
-  if (request_.wants_logprobs) add(output.tokens, std::nullopt, choice.logprobs, 1);
+  if (!request_.wants_logprobs) return;
+  std::span<const OutputToken> tokens = output.tokens;
+  // The end is none of an item's text, though text that was held back may come with it.
+  const bool end = request_.api == TextApi::kResponses && output.stop_token && !request_.sampling.include_stop;
+  if (end) tokens = tokens.first(tokens.size() - 1);
+  add(tokens, std::nullopt, choice.logprobs, 1);
 }
 
 void Generation::keep_parts(Choice& choice, std::span<const ToolEvent> events) const {
@@ -511,7 +516,8 @@ void Generation::keep_logprobs_of_text(Choice& choice, std::span<const ToolEvent
   const bool has_text = std::any_of(events.begin(), events.end(), [](const ToolEvent& event) {
     return event.kind == ToolEvent::Kind::kText && !event.text.empty();
   });
-  if (!has_text && (choice.finish || choice.now != ToolEvent::Kind::kText)) choice.logprobs.clear();
+  const bool may_have = choice.now == ToolEvent::Kind::kText && (!choice.parser || choice.parser->within_text());
+  if (!has_text && (choice.finish || !may_have)) choice.logprobs.clear();
 }
 
 std::vector<ToolEvent> Generation::read(Choice& choice, std::string text) const {

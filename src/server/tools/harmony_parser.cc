@@ -17,7 +17,9 @@ constexpr size_t kMaxHeader = 1024;
 class HarmonyParser final : public ToolCallParser {
  public:
   void feed(std::string_view text, std::vector<ToolEvent>* events) override {
+    body_begins_ = false;
     for (const char c : text) take(c, events);
+    body_begins_ = body_begins_ && held_.empty();
     if (where_ == Where::kBody) release(partial(), events);
   }
 
@@ -29,6 +31,10 @@ class HarmonyParser final : public ToolCallParser {
     const bool no_header = where_ == Where::kHeader && !cut && held_.starts_with(kStarts[2]);
     if (where_ == Where::kStart || no_header) emit(ToolEvent::Kind::kText, held_, events);
     held_.clear();
+  }
+
+  bool within_text() const override {
+    return where_ == Where::kStart || (where_ == Where::kBody && kind_ == ToolEvent::Kind::kText && !body_begins_);
   }
 
  private:
@@ -52,6 +58,7 @@ class HarmonyParser final : public ToolCallParser {
           begin_body(held_.substr(0, held_.size() - kMessage.size()), events);
           held_.clear();
           where_ = Where::kBody;
+          body_begins_ = true;
         } else if (held_.size() > kMaxHeader) {  // no header at all
           where_ = Where::kBody;
           kind_ = ToolEvent::Kind::kText;
@@ -112,6 +119,7 @@ class HarmonyParser final : public ToolCallParser {
   ToolEvent::Kind kind_ = ToolEvent::Kind::kText;
   std::string held_;
   bool any_arguments_ = false;
+  bool body_begins_ = false;  // with what is fed next
   int call_ = -1;
 };
 

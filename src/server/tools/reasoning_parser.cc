@@ -39,6 +39,11 @@ class ReasoningParser final : public ToolCallParser {
     if (answer_) answer_->finish(events, cut);
   }
 
+  bool within_text() const override {
+    if (where_ == Where::kAnswer) return !answer_ || answer_->within_text();
+    return where_ == Where::kStart;
+  }
+
  private:
   enum class Where { kStart, kThoughts, kAfter, kAnswer };
 

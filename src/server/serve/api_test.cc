@@ -666,6 +666,7 @@ TEST_F(ApiTest, LogprobsOfAResponseHaveNoMarks) {
   state_->reasoning_format = ReasoningFormat::kHarmony;
   EXPECT_EQ(scored("<|channel|>final<|message|>\u00e9h<|e"), "\xc3\xa9h<|e");
   EXPECT_EQ(scored("<|channel|>analysis<|message|><|end|><|start|>assistant<|channel|>final<|message|>hi"), "hi");
+  EXPECT_EQ(scored("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|><|a"), "<|a");
   EXPECT_EQ(scored("<|channel|>commentary<|message|>one<|end|><|start|>assistant<|channel|>final<|message|>two"),
             "onetwo");
 }

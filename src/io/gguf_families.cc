@@ -114,6 +114,7 @@ constexpr KindOfKey kKinds[] = {
     {"attention.key_length", Kind::kWhole},
     {"attention.layer_norm_rms_epsilon", Kind::kNumber},
     {"attention.causal", Kind::kBoolean},
+    {"attention.clamp_kqv", Kind::kNumber},
     {"attention.scale", Kind::kNumber},
     {"attention.sliding_window", Kind::kWhole},
     {"attn_logit_softcapping", Kind::kNumber},
@@ -127,6 +128,7 @@ constexpr KindOfKey kKinds[] = {
     {"expert_shared_feed_forward_length", Kind::kWhole},
     {"expert_gating_func", Kind::kWhole},
     {"expert_weights_scale", Kind::kNumber},
+    {"nextn_predict_layers", Kind::kWhole},
     {"rope.freq_base", Kind::kNumber},
     {"rope.freq_base_swa", Kind::kNumber},
     {"rope.dimension_count", Kind::kWhole},
@@ -148,6 +150,14 @@ constexpr KindOfKey kTokenizerKinds[] = {
     {"tokenizer.ggml.padding_token_id", Kind::kWhole}, {"tokenizer.ggml.add_bos_token", Kind::kBoolean},
     {"tokenizer.ggml.add_eos_token", Kind::kBoolean},  {"tokenizer.ggml.add_space_prefix", Kind::kBoolean},
 };
+
+// llama.cpp's converter copies a configuration's attention_factor, which OLMo 3's has although it is what YaRN's factor
+// implies. As another number the key is ambiguous: llama.cpp multiplies by it what the factor implies.
+bool is_implied_by_yarn(const GgufFacts& facts, double attention) {
+  const double factor = facts.gguf.number(facts.key("rope.scaling.factor")).value_or(0.0);
+  return facts.gguf.text(facts.key("rope.scaling.type")) == "yarn" && factor > 1 &&
+         std::abs(attention - (0.1 * std::log(factor) + 1)) < 1e-4;
+}
 
 Status check_kind(const GgufFile& gguf, const std::string& path, const std::string& key, Kind kind) {
   if (!gguf.metadata.contains(key)) return ok_status();
@@ -253,7 +263,16 @@ Status check_metadata(const GgufFacts& facts, const Json& config) {
                  facts.family.gguf);
   }
   const double attention = gguf.number(facts.key("rope.scaling.attn_factor")).value_or(1.0);
-  if (attention != 1 && !has_factors) return refuse("rope.scaling.attn_factor", attention);
+  if (attention != 1 && !has_factors && !is_implied_by_yarn(facts, attention)) {
+    return refuse("rope.scaling.attn_factor", attention);
+  }
+  // GLM 4.1V's; the rows of q and k are in another order there than in GLM 4's.
+  if (gguf.metadata.contains(facts.key("rope.dimension_sections"))) return refuse("rope.dimension_sections", "given");
+  // The last of its layers then predict tokens further on, and are none of the model's own.
+  const auto predicting = gguf.integer(facts.key("nextn_predict_layers")).value_or(0);
+  if (predicting != 0) return refuse("nextn_predict_layers", predicting);
+  const double clamp = gguf.number(facts.key("attention.clamp_kqv")).value_or(0.0);
+  if (clamp != 0) return refuse("attention.clamp_kqv", clamp);
   // llama.cpp takes it for whether the heads of a Granite rotate at all.
   if (facts.family.id == FamilyId::kGranite && !gguf.boolean(facts.key("rope.scaling.finetuned")).value_or(true)) {
     return refuse("rope.scaling.finetuned", false);
@@ -291,8 +310,9 @@ Status add_rope_scaling(const GgufFacts& facts, Json& config) {
   if (type == "yarn") {
     for (const char* field : {"yarn_ext_factor", "yarn_attn_factor", "yarn_log_multiplier"}) {
       const std::string key = facts.key(fmt::format("rope.scaling.{}", field));
-      if (gguf.number(key))
-        return error(ErrorCode::kUnsupported, "{}: metadata '{}' is not supported", facts.path, key);
+      const auto value = gguf.number(key);
+      if (!value || (field == std::string_view("yarn_attn_factor") && is_implied_by_yarn(facts, *value))) continue;
+      return error(ErrorCode::kUnsupported, "{}: metadata '{}' is not supported", facts.path, key);
     }
     if (const auto original = gguf.integer(facts.key("rope.scaling.original_context_length"))) {
       scaling["original_max_position_embeddings"] = *original;

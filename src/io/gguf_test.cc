@@ -334,6 +334,29 @@ TEST_F(GgufModel, PartOfAHeadRotates) {
   }
 }
 
+// OLMo 3's files, as llama.cpp's converter has written them since it knows the model.
+TEST_F(GgufModel, AnAttentionFactorThatYarnImpliesIsTaken) {
+  for (const char* key : {"attn_factor", "yarn_attn_factor"}) {
+    const auto yarn = [&](float attention) {
+      GgufBuilder gguf = testing::tiny_gguf_keys("olmo2");
+      gguf.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+      gguf.string("olmo2.rope.scaling.type", "yarn").number("olmo2.rope.scaling.factor", 8.0f);
+      gguf.integer("olmo2.rope.scaling.original_context_length", 8192);
+      return open(gguf.number(fmt::format("olmo2.rope.scaling.{}", key), attention).build());
+    };
+    const auto source = yarn(1.2079441541679836f);
+    ASSERT_TRUE(source.ok()) << source.error().message;
+    const auto rope = nlohmann::json::parse((*source)->config_json())["rope_scaling"];
+    EXPECT_EQ(rope, nlohmann::json({{"rope_type", "yarn"},
+                                    {"factor", 8.0},
+                                    {"original_max_position_embeddings", 8192}}));  // which implies the rest
+    const auto other = yarn(1.5f);
+    ASSERT_FALSE(other.ok());
+    EXPECT_NE(other.error().message.find(fmt::format("'olmo2.rope.scaling.{}'", key)), std::string::npos)
+        << other.error().message;
+  }
+}
+
 TEST_F(GgufModel, FaultsInTheMetadataAreNamed) {
   const auto expect = [&](const std::string& bytes, const std::string& naming) {
     auto source = open(bytes);
@@ -365,6 +388,16 @@ TEST_F(GgufModel, FaultsInTheMetadataAreNamed) {
   expect(part.build(), "'qwen2.rope.dimension_count' is 6");
   attention.number("qwen2.rope.scaling.attn_factor", 2.0f);
   expect(attention.build(), "'qwen2.rope.scaling.attn_factor' is 2");
+  GgufBuilder sections = testing::tiny_gguf_keys("glm4"), predicting = tiny(), clamped = tiny();
+  sections.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+  sections.key("glm4.rope.dimension_sections", 9,
+               GgufBuilder::raw<uint32_t>(5) + GgufBuilder::raw<uint64_t>(2) + GgufBuilder::raw<int32_t>(8) +
+                   GgufBuilder::raw<int32_t>(12));
+  expect(sections.build(), "'glm4.rope.dimension_sections' is given, which is not supported");
+  predicting.integer("qwen2.nextn_predict_layers", 1);
+  expect(predicting.build(), "'qwen2.nextn_predict_layers' is 1");
+  clamped.number("qwen2.attention.clamp_kqv", 8.0f);
+  expect(clamped.build(), "'qwen2.attention.clamp_kqv' is 8");
   GgufBuilder granite = testing::tiny_gguf_keys("granite");
   granite.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
   granite.key("granite.rope.scaling.finetuned", 7, GgufBuilder::raw<uint8_t>(0));

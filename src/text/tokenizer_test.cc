@@ -390,6 +390,18 @@ TEST(TokenizerGguf, ByteLevelEqualsTheJsonFile) {
   EXPECT_TRUE((*llama)->adds_bos());
 }
 
+// GLM 4 ends a tool call with it, which its GGUF files do not say.
+TEST(TokenizerGguf, AnObservationEndsATurn) {
+  TokenizerJson json = byte_level_json();
+  json.tokens[2] = "<|observation|>";
+  Gguf gguf(json, "gpt2", "glm4");
+  gguf.types[0] = gguf.types[1] = gguf.types[2] = 3;
+  gguf.vocab.eos = 1;
+  const auto tokenizer = Tokenizer::from_gguf(gguf.vocab, "m.gguf");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+  EXPECT_EQ(Ids((*tokenizer)->eog_ids().begin(), (*tokenizer)->eog_ids().end()), (Ids{1, 2}));
+}
+
 // As llama.cpp takes files of before it wrote the name.
 TEST(TokenizerGguf, NoPreTokenizerIsTheDefaultOne) {
   const std::string space = "\xC4\xA0";  // as byte-level vocabularies write it

@@ -45,11 +45,18 @@ class Scheme {
       NFP_RETURN_IF_ERROR(compressed_tensors());
       return std::optional(scheme_);
     }
-    return error(
-        ErrorCode::kUnsupported,
-        "{}: field 'quantization_config' has the quant_method '{}': packed integers of few bits have neither an "
-        "FP16 nor an E4M3 form here; load the FP16 or BF16 original",
-        name_, scheme_.method.empty() ? "not given" : scheme_.method);
+    if (scheme_.method == "modelopt") {
+      const std::string algorithm = string_field(object_, "quant_algo");
+      if (algorithm == "FP8") return std::optional(scheme_);
+      return error(ErrorCode::kUnsupported,
+                   "{}: quantization_config: field 'quant_algo' is {}; of modelopt only FP8 is supported; load the "
+                   "FP16 or BF16 original",
+                   name_, algorithm.empty() ? "missing" : "'" + algorithm + "'");
+    }
+    return error(ErrorCode::kUnsupported,
+                 "{}: field 'quantization_config' has the quant_method '{}', which is not supported; supported are the "
+                 "8-bit floats of fp8, fbgemm_fp8, compressed-tensors and modelopt; load the FP16 or BF16 original",
+                 name_, scheme_.method.empty() ? "not given" : scheme_.method);
   }
 
  private:

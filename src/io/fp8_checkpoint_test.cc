@@ -196,6 +196,8 @@ TEST(Fp8Scheme, WhatIsNotFp8IsRefusedByField) {
   EXPECT_TRUE(find(R"({"quant_method": "fp8", "activation_scheme": "static"})").ok());
   EXPECT_TRUE(find(R"({"quant_method": "fp8", "fmt": "e4m3"})").ok());
   EXPECT_TRUE(find(R"({"quant_method": "fbgemm_fp8"})").ok());
+  // NVIDIA's, with a scale for each matrix, by the names that vLLM gives them.
+  EXPECT_TRUE(find(R"({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]})").ok());
   EXPECT_FALSE(find_fp8_scheme(testing::kTinyConfig, "config.json")->has_value());
   const std::string group = R"({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": )";
   for (const auto& [field, scheme] : std::vector<std::pair<std::string, std::string>>{
@@ -203,6 +205,8 @@ TEST(Fp8Scheme, WhatIsNotFp8IsRefusedByField) {
            {"gptq", R"({"quant_method": "gptq", "bits": 4})"},
            {"bitsandbytes", R"({"quant_method": "bitsandbytes"})"},
            {"quant_method", "{}"},
+           {"quant_algo", R"({"quant_method": "modelopt", "quant_algo": "NVFP4"})"},
+           {"quant_algo", R"({"quant_method": "modelopt"})"},
            {"fmt", R"({"quant_method": "fp8", "fmt": "e5m2"})"},
            {"fmt", R"({"quant_method": "fp8", "fmt": 5})"},
            {"weight_block_size", R"({"quant_method": "fp8", "weight_block_size": [128]})"},

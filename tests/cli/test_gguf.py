@@ -56,6 +56,8 @@ def add_rotation(writer, config):
         writer.add_rope_scaling_factor(scaling["factor"])
     if kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+        if config["model_type"] == "olmo3":  # the configuration's attention_factor, which published ones have
+            writer.add_rope_scaling_attn_factors(0.1 * np.log(scaling["factor"]) + 1)
     if kind == "llama3":
         dim = config["head_dim"]
         released = {**config, "rope_scaling": {**scaling, **LLAMA3_RELEASED}}
@@ -89,8 +91,9 @@ def add_family(writer, kind, config):
         writer.add_sliding_window(config["sliding_window"] or 0)
     if kind == "exaone4" and config["sliding_window"]:
         writer.add_sliding_window(config["sliding_window"])
+    if config["model_type"] == "olmo3" or kind == "exaone4" and config["sliding_window"]:
         slides = [window is not None for window in reference.windows(config)]
-        writer.add_array("exaone4.attention.sliding_window_pattern", slides)
+        writer.add_array(f"{kind}.attention.sliding_window_pattern", slides)
     experts = config.get("num_local_experts", config.get("num_experts"))
     if experts:
         writer.add_expert_count(experts)

@@ -119,7 +119,14 @@ Result<StepTable> read_step_times(const std::string& path, const StepSource& sou
   NFP_ASSIGN_OR_RETURN(const std::string text, read_text_file(path));
   const auto json = parse_file_json<Json>(text);
   if (json.is_object() && json.contains("rows")) return parse_step_rows(text, path, source);
-  return parse_step_table(text, path);
+  NFP_ASSIGN_OR_RETURN(StepTable table, parse_step_table(text, path));
+  if (table.model.find(source.model) == std::string::npos || table.device.find(source.engine) == std::string::npos) {
+    return error(ErrorCode::kUsage,
+                 "{}: is of '{}' on '{}' alone, no model like '{}' on an engine like '{}' (--table-model, "
+                 "--table-engine)",
+                 path, table.model, table.device, source.model, source.engine);
+  }
+  return table;
 }
 
 }  // namespace nfp

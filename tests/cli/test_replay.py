@@ -183,6 +183,13 @@ class Replay(Scratch):
         self.assertEqual(re.findall(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page), [])  # it loads nothing
         self.assertIn("slo", page)
 
+    def test_a_table_of_another_model_is_refused(self):
+        self.report(self.trace, "--table-model", "m", "--table-engine", "d")
+        for flag in ("--table-model", "--table-engine"):
+            said = failure("replay", self.trace, "--simulate", self.table, flag, "another", code=2)
+            self.assertIn("steps.json: is of ", said)
+            self.assertIn("'another'", said)
+
     def test_what_is_wrong_is_named(self):
         rows = requests(5)
         self.report(self.write("unsorted.csv", azure(rows[::-1])))  # put in order

@@ -164,8 +164,9 @@ TEST_F(StepBreakdownOfAModel, MovesLogitsWhereTheyAreStored) {
   // A GPU's greedy steps exchange the largest of every 16 logits, with its column, in place of all.
   const bool gpu = kDevice == "cuda";
   const double exchanged = kBatch * (gpu ? 512 / 16 * 8 : 512 * 4);
+  const std::vector<StepBreakdown> steps = measure(Precision::kFp16);
   std::map<std::string, double> found;
-  for (const StageCost& cost : measure(Precision::kFp16)[1].stages) found[cost.stage] += cost.activation_bytes;
+  for (const StageCost& cost : steps[1].stages) found[cost.stage] += cost.activation_bytes;
   EXPECT_EQ(found["lm_head"], kBatch * 256 * (gpu ? 2 : 4) + exchanged);
   EXPECT_EQ(found["sample"], exchanged + kBatch * (gpu ? 16 : 64 + 16));
 }

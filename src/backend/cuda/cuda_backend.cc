@@ -37,7 +37,6 @@
 #include "backend/cuda/sampling/sampling.h"
 #include "backend/cuda/step/step.h"
 #include "backend/operation_cost.h"
-#include "base/awake_time.h"
 #include "base/cpu_topology.h"
 #include "base/log.h"
 
@@ -136,8 +135,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
  public:
   static Result<std::unique_ptr<Backend>> create(const CudaOptions& options);
   ~CudaBackend() override {
-    if (cuda::device_hangs()) return;
-    cudaStreamSynchronize(stream_);
+    if (!finish_stream()) return;
     if (turns_ != nullptr) {
       const std::lock_guard lock(turns_->mutex);
       if (turns_->last == this) turns_->last = nullptr;
@@ -191,7 +189,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
       return *failure_;
     }
     keep(cuda::run_take_mark({overflow_mark_.as<int32_t>(), synchronized_layer_.as<int32_t>()}, stream_));
-    keep(check(cudaStreamSynchronize(stream_), "waiting for the device"));
+    keep(wait_at_most([this] { return cudaStreamQuery(stream_); }));
     return failure_of(synchronized_layer_);
   }
   void copy(const CopyArgs& args) override { copy_all({&args, 1}); }
@@ -204,7 +202,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   }
   Status wait(Event& event) override {
     auto& own = static_cast<CudaEvent&>(event);
-    keep(wait_at_most(own.event));
+    keep(wait_at_most([&own] { return cudaEventQuery(own.event); }));
     return failure_of(own.overflowed_layer);
   }
 
@@ -246,7 +244,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   }
 
   void set_profiling(bool on) override {
-    cudaStreamSynchronize(stream_);
+    if (!finish_stream()) return keep(hangs());
     profiler_.reset(on);
     lengths_ = {};
   }
@@ -276,8 +274,13 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   void keep(Status status) {
     if (!status.ok() && !failure_) failure_ = device_failure(std::move(status)).error();
   }
-  // Until the event has passed; an error once that takes longer than options_.hang_s.
-  Status wait_at_most(cudaEvent_t event);
+  // See cuda::wait_at_most.
+  template <class Query>
+  Status wait_at_most(Query query) const;
+  // Waits for all that is enqueued. false = the device hangs, and nothing of it can be freed.
+  bool finish_stream() const {
+    return cuda::wait_at_most(options_.hang_s, [this] { return cudaStreamQuery(stream_); }).has_value();
+  }
   // Of work whose overflow mark came to `layer`.
   Status failure_of(const Buffer& layer) const {
     if (failure_) return *failure_;  // stays: a device that failed once does not come back
@@ -435,8 +438,7 @@ Result<Buffer> CudaBackend::allocate_host(size_t bytes) {
 void CudaBackend::free(void* data, size_t) {
   const auto place = buffers_.find(data);
   assert(place != buffers_.end());
-  if (cuda::device_hangs()) return;
-  cudaStreamSynchronize(stream_);
+  if (!finish_stream()) return;
   if (place->second) {
     cudaFreeHost(data);
   } else {
@@ -480,17 +482,10 @@ void CudaBackend::copy_all(std::span<const CopyArgs> all) {
   }
 }
 
-Status CudaBackend::wait_at_most(cudaEvent_t event) {
+template <class Query>
+Status CudaBackend::wait_at_most(Query query) const {
   if (cuda::device_hangs()) return hangs();
-  using Clock = AwakeTime::Clock;
-  AwakeTime waited(Clock::now(), std::chrono::seconds(1));
-  const std::chrono::duration<double> most(options_.hang_s);
-  for (uint32_t turn = 0;; ++turn) {  // as cudaEventSynchronize does, which has no limit
-    const cudaError_t status = cudaEventQuery(event);
-    if (status != cudaErrorNotReady) return check(status, "waiting for the device");
-    if (turn % 1024 == 0 && waited.at(Clock::now()) > most) break;
-  }
-  cuda::device_hangs() = true;
+  if (const auto status = cuda::wait_at_most(options_.hang_s, query)) return check(*status, "waiting for the device");
   return error(ErrorCode::kDevice, "the GPU has not finished a step within {:g} s: it hangs", options_.hang_s);
 }
 
@@ -562,7 +557,7 @@ Status CudaBackend::reserve(const StepReserve& most) {
 
 Result<std::unique_ptr<LinearWeight>> CudaBackend::make_linear(const LinearSpec& spec) {
   if (!uploader_) {
-    NFP_ASSIGN_OR_RETURN(uploader_, cuda::DeviceUploader::create());
+    NFP_ASSIGN_OR_RETURN(uploader_, cuda::DeviceUploader::create(options_.hang_s));
   }
   NFP_ASSIGN_OR_RETURN(auto weight, CudaWeight::make(spec, *uploader_, *threads_));
   if (weight->k() > cuda::kMaxColumns) {

@@ -67,6 +67,41 @@ TEST_F(DeviceFailureGpuDeathTest, AStepThatTakesTooLongHangs) {
   EXPECT_EXIT(wait_and_say(1e-6, 0, 500), ::testing::ExitedWithCode(1), "it hangs");
 }
 
+// Whoever waits finds it: also what frees memory, which leaves that of a device that hangs.
+TEST_F(DeviceFailureGpuDeathTest, WhatTakesTooLongHangsForWhoeverWaits) {
+  const auto wait = [](bool frees) {
+    auto backend = make_cuda_backend({.threads = 1, .hang_s = 1e-6});
+    const size_t bytes = size_t{kRows} * kHidden * sizeof(uint16_t);
+    Buffer x = *(*backend)->allocate(bytes), out = *(*backend)->allocate(bytes),
+           rows = *(*backend)->allocate(kRows * sizeof(int32_t));
+    for (int i = 0; i < 500; ++i) {
+      (*backend)->gather_rows(
+          {.x = x.data(), .rows = rows.as<int32_t>(), .count = kRows, .hidden = kHidden, .out = out.data()});
+    }
+    if (frees) out.reset();
+    const Status status = (*backend)->synchronize();
+    std::fprintf(stderr, "%s\n", status.ok() ? "done" : status.error().message.c_str());
+    backend->reset();
+    std::_Exit(!status.ok() && status.error().code == ErrorCode::kDevice ? 1 : 0);
+  };
+  EXPECT_EXIT(wait(false), ::testing::ExitedWithCode(1), "has not finished a step within 1e-06 s: it hangs");
+  EXPECT_EXIT(wait(true), ::testing::ExitedWithCode(1), "the GPU hangs: a step before");
+}
+
+TEST_F(DeviceFailureGpuDeathTest, WeightsThatTakeTooLongToArriveHang) {
+  const auto load = [] {
+    auto backend = make_cuda_backend({.threads = 1, .hang_s = 1e-9});
+    const cuda::testing::TestMatrix matrix(cuda::testing::Kind::kRestricted, 4096, 4096, 1);
+    const auto weight = (*backend)->make_linear({.parts = {&matrix}, .bias = {}});
+    const Status status =
+        !weight.ok() ? Status(weight.error())
+                     : (*backend)->reserve({.tokens = 1, .sequences = 1, .heads = 1, .kv_heads = 1, .head_dim = 64});
+    std::fprintf(stderr, "%s\n", status.ok() ? "done" : status.error().message.c_str());
+    std::_Exit(!status.ok() && status.error().code == ErrorCode::kDevice ? 1 : 0);
+  };
+  EXPECT_EXIT(load(), ::testing::ExitedWithCode(1), "uploading weights: the GPU has not taken them .* it hangs");
+}
+
 // What owns memory of a device that hangs ends all the same: freeing it would wait for what runs, forever.
 TEST_F(DeviceFailureGpuDeathTest, WeightsOfADeviceThatHangsEnd) {
   const auto end_beside_a_hang = [] {

@@ -72,7 +72,7 @@ class LinearGpu : public ::testing::Test {
     auto created = LinearRunner::create(nullptr);
     if (!created.ok()) GTEST_SKIP() << created.error().message;
     runner_.emplace(std::move(*created));
-    auto uploader = DeviceUploader::create(size_t{1} << 20);  // small, so that it goes around
+    auto uploader = DeviceUploader::create(120, size_t{1} << 20);  // small, so that it goes around
     ASSERT_TRUE(uploader.ok()) << uploader.error().message;
     uploader_ = std::move(*uploader);
     gemm_memory_ = std::make_unique<DeviceBytes>(Workspace::kBytes);

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <optional>
+
+#include "backend/cuda/device_hangs.h"
 
 namespace nfp::cuda {
 namespace {
@@ -20,8 +23,8 @@ size_t aligned(size_t bytes) { return std::max((bytes + kAlignment - 1) / kAlign
 
 }  // namespace
 
-Result<std::unique_ptr<DeviceUploader>> DeviceUploader::create(size_t ring_bytes) {
-  std::unique_ptr<DeviceUploader> uploader(new DeviceUploader);
+Result<std::unique_ptr<DeviceUploader>> DeviceUploader::create(double hang_s, size_t ring_bytes) {
+  std::unique_ptr<DeviceUploader> uploader(new DeviceUploader(hang_s));
   uploader->ring_bytes_ = aligned(ring_bytes);
   NFP_RETURN_IF_ERROR(check(cudaGetDevice(&uploader->device_), "no usable CUDA device"));
   NFP_RETURN_IF_ERROR(check(cudaHostAlloc(reinterpret_cast<void**>(&uploader->ring_), uploader->ring_bytes_, 0),
@@ -31,11 +34,17 @@ Result<std::unique_ptr<DeviceUploader>> DeviceUploader::create(size_t ring_bytes
 }
 
 DeviceUploader::~DeviceUploader() {
-  if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+  if (stream_ != nullptr && !wait_at_most(hang_s_, [this] { return cudaStreamQuery(stream_); })) return;
   for (const Region& region : regions_) cudaEventDestroy(region.arrived);
   for (CUevent_st* event : free_events_) cudaEventDestroy(event);
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
   if (ring_ != nullptr) cudaFreeHost(ring_);
+}
+
+template <class Query>
+Status DeviceUploader::wait(Query query) const {
+  if (const auto status = wait_at_most(hang_s_, query, std::chrono::microseconds(20))) return check(*status, "copying");
+  return error(ErrorCode::kDevice, "uploading weights: the GPU has not taken them within {:g} s: it hangs", hang_s_);
 }
 
 Result<DeviceUploader::Region*> DeviceUploader::reserve(size_t bytes) {
@@ -52,8 +61,7 @@ Result<DeviceUploader::Region*> DeviceUploader::reserve(size_t bytes) {
     if (regions_.empty() || end - regions_.front().begin <= ring_bytes_) {
       Region region{begin, end, nullptr, false};
       if (free_events_.empty()) {
-        NFP_RETURN_IF_ERROR(check(
-            cudaEventCreateWithFlags(&region.arrived, cudaEventDisableTiming | cudaEventBlockingSync), "an event"));
+        NFP_RETURN_IF_ERROR(check(cudaEventCreateWithFlags(&region.arrived, cudaEventDisableTiming), "an event"));
       } else {
         region.arrived = free_events_.back();
         free_events_.pop_back();
@@ -67,7 +75,7 @@ Result<DeviceUploader::Region*> DeviceUploader::reserve(size_t bytes) {
       issued_.wait(lock);
       continue;
     }
-    NFP_RETURN_IF_ERROR(check(cudaEventSynchronize(regions_.front().arrived), "copying"));
+    NFP_RETURN_IF_ERROR(wait([this] { return cudaEventQuery(regions_.front().arrived); }));
     free_events_.push_back(regions_.front().arrived);
     regions_.pop_front();
   }
@@ -127,7 +135,7 @@ Status DeviceUploader::run(ThreadPool& threads, const Transfer& transfer) {
 
 Status DeviceUploader::finish() {
   const std::lock_guard lock(mutex_);
-  NFP_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream_), "copying"));
+  NFP_RETURN_IF_ERROR(wait([this] { return cudaStreamQuery(stream_); }));
   for (const Region& region : regions_) free_events_.push_back(region.arrived);
   regions_.clear();
   return ok_status();

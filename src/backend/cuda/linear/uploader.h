@@ -27,8 +27,8 @@ class DeviceUploader {
  public:
   static constexpr size_t kRingBytes = size_t{64} << 20;
 
-  // On the current device.
-  static Result<std::unique_ptr<DeviceUploader>> create(size_t ring_bytes = kRingBytes);
+  // On the current device, which hangs where it has not taken what it was sent within hang_s seconds.
+  static Result<std::unique_ptr<DeviceUploader>> create(double hang_s, size_t ring_bytes = kRingBytes);
   ~DeviceUploader();
   DeviceUploader(const DeviceUploader&) = delete;
   DeviceUploader& operator=(const DeviceUploader&) = delete;
@@ -64,10 +64,14 @@ class DeviceUploader {
     bool issued = false;
   };
 
-  DeviceUploader() = default;
+  explicit DeviceUploader(double hang_s) : hang_s_(hang_s) {}
+  // See wait_at_most.
+  template <class Query>
+  Status wait(Query query) const;
   Result<Region*> reserve(size_t bytes);
   Status issue(Region& region, std::span<const Copy> copies);
 
+  const double hang_s_;
   int device_ = 0;
   uint8_t* ring_ = nullptr;
   size_t ring_bytes_ = 0;

@@ -309,7 +309,7 @@ int main() {
     return 1;
   }
   fmt::print("{{\"device\": \"{}\", \"cores\": {}}}\n", properties.name, std::thread::hardware_concurrency());
-  const auto uploader = must(DeviceUploader::create());
+  const auto uploader = must(DeviceUploader::create(120));
   ThreadPool threads(static_cast<int>(std::min(16u, std::max(1u, std::thread::hardware_concurrency()))));
   const TuningTable* table = built_in_table(properties.name, properties.multiProcessorCount);
   Bench bench{must(LinearRunner::create(table)), *uploader, threads};

@@ -9,6 +9,7 @@
 
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/device_hangs.h"
+#include "backend/cuda/linear/uploader.h"
 #include "backend/cuda/testing/device.h"
 #include "backend/cuda/testing/matrix.h"
 
@@ -90,13 +91,21 @@ TEST_F(DeviceFailureGpuDeathTest, WhatTakesTooLongHangsForWhoeverWaits) {
 
 TEST_F(DeviceFailureGpuDeathTest, WeightsThatTakeTooLongToArriveHang) {
   const auto load = [] {
-    auto backend = make_cuda_backend({.threads = 1, .hang_s = 1e-9});
-    const cuda::testing::TestMatrix matrix(cuda::testing::Kind::kRestricted, 4096, 4096, 1);
-    const auto weight = (*backend)->make_linear({.parts = {&matrix}, .bias = {}});
-    const Status status =
-        !weight.ok() ? Status(weight.error())
-                     : (*backend)->reserve({.tokens = 1, .sequences = 1, .heads = 1, .kv_heads = 1, .head_dim = 64});
+    constexpr size_t kBytes = size_t{64} << 20;
+    ThreadPool threads(1);
+    void* weights = nullptr;
+    if (cudaMalloc(&weights, kBytes) != cudaSuccess) std::_Exit(3);
+    auto uploader = cuda::DeviceUploader::create(1e-9, kBytes);
+    Status status = (*uploader)->run(threads, {.items = 1,
+                                               .bytes = [](int64_t) { return kBytes; },
+                                               .fill = [](int, int64_t, uint8_t*) { return ok_status(); },
+                                               .copies =
+                                                   [&](int64_t, std::vector<cuda::DeviceUploader::Copy>& out) {
+                                                     out.push_back({weights, 0, kBytes});
+                                                   }});
+    if (status.ok()) status = (*uploader)->finish();
     std::fprintf(stderr, "%s\n", status.ok() ? "done" : status.error().message.c_str());
+    uploader->reset();
     std::_Exit(!status.ok() && status.error().code == ErrorCode::kDevice ? 1 : 0);
   };
   EXPECT_EXIT(load(), ::testing::ExitedWithCode(1), "uploading weights: the GPU has not taken them .* it hangs");

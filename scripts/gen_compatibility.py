@@ -32,6 +32,8 @@ ENDPOINTS = [
     ("POST", "/v1/chat/completions", "OpenAI, vLLM", ""),
     ("POST", "/v1/completions", "OpenAI, vLLM", ""),
     ("POST", "/v1/responses", "OpenAI, vLLM", ""),
+    ("POST", "/v1/responses/input_tokens", "OpenAI", ""),
+    ("POST", "/v1/responses/compact", "OpenAI", "405: conversations are not compacted"),
     ("GET", "/v1/responses/{id}", "OpenAI, vLLM", ""),
     ("DELETE", "/v1/responses/{id}", "OpenAI", ""),
     ("GET", "/v1/responses/{id}/input_items", "OpenAI", ""),

@@ -88,6 +88,7 @@ def test_paths(fake):
         if note:
             assert r.status_code == int(note[:3]), (path, r.status_code)
             assert ("/v1/embeddings" in r.text) == ("says so" in note), path
+            assert r.status_code != 405 or note[5:] in r.json()["error"]["message"], path
         else:
             assert r.status_code != 404 or "there is no such path" not in r.text, path
 

@@ -41,6 +41,35 @@ def test_response(client):
     assert [e.token for e in entries][:2] == ["h", "i"] and len(entries[0].top_logprobs) == 2
 
 
+def test_input_tokens_are_counted(client, fake):
+    """As many as the response's prompt has, with all that shapes it."""
+    count = client.responses.input_tokens.count
+    first = client.responses.create(model="fake", input="SAY:hello")
+    forced = {"type": "function", "name": "weather"}
+    for asked in ({"input": "SAY:hi"}, {"input": "SAY:hi", "instructions": "Be brief."}, {"input": "SAY:hi", "tools": [TOOL]},
+                  {"input": "SAY:hi", "tools": [TOOL], "tool_choice": "none"}, {"input": "SAY:hi", "tools": [TOOL], "tool_choice": forced},
+                  {"input": "SAY:" + "hi " * 9000, "truncation": "disabled", "text": {"format": {"type": "text"}}},
+                  {"input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "SAY:c"}]},
+                  {"input": "SAY:hi", "previous_response_id": first.id}, {"previous_response_id": first.id},
+                  {"input": "SAY:" + "hi " * 90, "extra_body": {"truncate_prompt_tokens": 70}}):
+        counted = count(model="fake", **asked)
+        assert counted.object == "response.input_tokens"
+        if len(asked["input"]) < 9000 if "input" in asked else True:
+            r = client.responses.create(model="fake", max_output_tokens=50, **asked)
+            assert counted.input_tokens == r.usage.input_tokens, asked
+        else:  # more than the context holds
+            assert counted.input_tokens > 27000
+    for wrong, param in (({}, "input"), ({"input": []}, "input"), ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+                         ({"input": "x", "conversation": "c"}, "conversation"), ({"previous_response_id": "resp_x"}, "previous_response_id")):
+        with pytest.raises(openai.BadRequestError) as e:
+            count(**wrong)
+        assert e.value.param == param and f"'{param}'" in e.value.message or param == "previous_response_id"
+    with pytest.raises(openai.NotFoundError, match="'other' does not exist here"):
+        count(model="other", input="x")
+    r = httpx.post(fake.url + "/v1/responses/input_tokens", json={"input": "x", "personality": "friendly", "reasoning": {"effort": "low"}})
+    assert r.status_code == 200 and set(r.headers["X-NestedFP-Ignored"].split(", ")) == {"personality", "reasoning.effort"}
+
+
 def test_response_events(client):
     seen, text, final = [], "", None
     with client.responses.stream(model="fake", input="SAY:Grüße 😀") as stream:

@@ -58,7 +58,7 @@ def narrowed(document):
         fields[limit] = {"type": "integer", "minimum": 1, "maximum": 6}
         if "n" in fields:
             fields["n"] = {"type": "integer", "minimum": 1, "maximum": 3}
-        schema["required"] = sorted({*schema.get("required", []), limit})
+        schema["required"] = sorted({*schema.get("required", []), limit, *({"input"} & fields.keys())})
         schema["additionalProperties"] = False
     text = {"type": "string", "maxLength": 60}
     schemas["Message"] = {"type": "object", "required": ["role", "content"], "additionalProperties": False, "properties": {

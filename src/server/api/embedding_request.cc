@@ -16,6 +16,7 @@ MaybeError parse_pooling(std::string_view text, std::string_view param, std::opt
 MaybeError parse_embedding(const Json& body, const RequestLimits& limits, EmbeddingRequest* out) {
   Fields fields(body);
   GenerationRequest& common = out->common;
+  common.no_output = true;
   NFP_API_TRY(fields.get("model", &common.model));
   const Json* input = fields.find("input");
   const Json* messages = fields.find("messages");

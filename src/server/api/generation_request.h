@@ -107,6 +107,8 @@ struct GenerationRequest {
   std::string user;
   std::string cache_salt;  // cached prefixes are shared only among requests of the same
   int key = 0;             // which API key sent it; 0 = there are none
+  // Tokens of the answer for which the context must have room.
+  int32_t wanted_tokens() const { return no_output ? 0 : sampling.max_tokens.value_or(1); }
   // The Responses API's own.
   std::string shown;         // fields that its answer repeats, as JSON
   std::string conversation;  // messages up to here as JSON, where the answer is to be kept

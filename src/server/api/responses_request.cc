@@ -236,9 +236,14 @@ void show(std::string& out, std::string_view name, const Json* value, std::strin
   out += value == nullptr ? std::string(otherwise) : dump(*value);
 }
 
-MaybeError read_input(Fields& fields, const Unknown& unknown, Json* messages) {
+// A conversation may also go on without any.
+MaybeError read_input(Fields& fields, const Unknown& unknown, ResponsesRequest* out) {
+  Json* messages = &out->input;
   const Json* input = fields.find("input");
-  if (input == nullptr) return bad_request("input", "'input' is missing");
+  if (input == nullptr) {
+    if (!out->previous.empty()) return std::nullopt;
+    return bad_request("input", "'input' is missing, and there is no 'previous_response_id' to go on with");
+  }
   if (input->is_string()) {
     messages->push_back({{"role", "user"}, {"content", *input}});
   } else if (input->is_array() && !input->empty()) {
@@ -329,12 +334,12 @@ MaybeError read_responses(const Json& body, const RequestLimits& limits, Respons
   dialect::pass_on(fields, &chat);
 
   const Unknown unknown = {limits, &out->ignored};
-  NFP_API_TRY(read_input(fields, unknown, &out->input));
+  NFP_API_TRY(fields.get("previous_response_id", &out->previous));
+  NFP_API_TRY(read_input(fields, unknown, out));
   if (const Json* instructions = fields.find("instructions")) {
     if (!instructions->is_string()) return bad_request("instructions", "'instructions' must be a string");
     out->instructions = *instructions;
   }
-  NFP_API_TRY(fields.get("previous_response_id", &out->previous));
   if (const Json* stop = fields.find("stop")) chat["stop"] = *stop;
   NFP_API_TRY(fields.get("store", &out->store));
   if (!limits.keep_responses) out->store = false;

@@ -56,6 +56,26 @@ http::Response shaped_error(std::string_view path, const ApiError& error) {
   return path.starts_with("/v1/messages") ? anthropic_error_response(error) : error_response(error);
 }
 
+// Of paths that other servers have, why they are not here; empty = nothing to say.
+std::string_view why_not(std::string_view path) {
+  constexpr std::string_view kNeedsHead = ", as it needs a model with a head for it; this server has /v1/embeddings";
+  constexpr struct {
+    std::string_view begin, end, why;
+  } kOthers[] = {
+      {"/", "/rerank", kNeedsHead},
+      {"/", "/score", kNeedsHead},
+      {"/", "/pooling", kNeedsHead},
+      {"/", "/classify", kNeedsHead},
+      {"/v1/responses", "/compact",
+       ", as conversations are not compacted; send those items as 'input' that are to stay"},
+      {"/v1/responses/", "/cancel", ", as answers do not run in the background; closing the connection ends one"},
+  };
+  for (const auto& [begin, end, why] : kOthers) {
+    if (path.starts_with(begin) && path.ends_with(end)) return why;
+  }
+  return "";
+}
+
 // For an error, which stays short.
 std::string served_names(std::span<const std::string> names) {
   constexpr size_t kMost = 16;
@@ -95,6 +115,7 @@ const Api::Route Api::kRoutes[] = {
     {"POST", "/v1/chat/completions", false, true, &Api::chat_completions, "chat"},
     {"POST", "/v1/embeddings", false, true, &Api::embeddings, "embeddings"},
     {"POST", "/v1/responses", false, true, &Api::responses, "responses"},
+    {"POST", "/v1/responses/input_tokens", false, true, &Api::count_input_tokens},  // before those with an id
     {"GET", "/v1/responses/", false, true, &Api::stored_response},
     {"DELETE", "/v1/responses/", false, true, &Api::delete_response},
     {"POST", "/v1/messages", false, true, &Api::messages, "messages"},
@@ -228,17 +249,13 @@ std::optional<http::Response> Api::check_head(const http::Request& request) {
         if (find_route(method, path, &path_known) != nullptr) allow += fmt::format("{}, ", method);
       }
       allow += "OPTIONS";
-      return refuse(ApiError{405, fmt::format("{} is not allowed here", request.method), "", "method_not_allowed"},
+      return refuse(ApiError{405, fmt::format("{} is not allowed here{}", request.method, why_not(path)), "",
+                             "method_not_allowed"},
                     allow.c_str());
     }
-    for (const std::string_view other : {"/rerank", "/score", "/pooling", "/classify"}) {
-      if (path.ends_with(other)) {
-        return refuse(ApiError{404,
-                               fmt::format("there is no {} here, as it needs a model with a head for it; this server "
-                                           "has /v1/embeddings",
-                                           path.substr(path.rfind('/') + 1)),
-                               "", "not_found"});
-      }
+    if (const std::string_view why = why_not(path); !why.empty()) {
+      const std::string_view name = path.substr(path.rfind('/') + 1);
+      return refuse(ApiError{404, fmt::format("there is no {} here{}", name, why), "", "not_found"});
     }
     return refuse(ApiError{404, "there is no such path; /openapi.json lists those there are", "", "not_found"});
   }

@@ -98,6 +98,9 @@ class Api final : public http::Handler {
   void chat_completions(Call& call);
   void embeddings(Call& call);
   void responses(Call& call);
+  void count_input_tokens(Call& call);
+  // Reads a request of the Responses API with the conversation that it goes on with.
+  void read_response(Call& call, void (Api::*then)(Call&, MaybeError, GenerationRequest));
   // The messages of a kept response, or nothing after an error has been sent. `param` is the field named in it.
   std::optional<Json> conversation_of(Call& call, const ResponseStore::Entry& entry, std::string_view param) const;
   void stored_response(Call& call);
@@ -107,6 +110,8 @@ class Api final : public http::Handler {
   void generate(Call& call, bool chat);
   // What all requests for text need once they are parsed.
   void run(Call& call, MaybeError failure, GenerationRequest request);
+  // Or how many tokens their prompt has.
+  void count(Call& call, MaybeError failure, GenerationRequest request);
   // What headers and the key say of a request, where its body does not.
   MaybeError read_headers(const Call& call, GenerationRequest* request) const;
 

@@ -78,7 +78,10 @@ void Api::run(Call& call, MaybeError failure, GenerationRequest request) {
   std::make_shared<Generation>(state(), call.context(), std::move(request))->start(call.on_worker);
 }
 
-void Api::responses(Call& call) {
+void Api::responses(Call& call) { read_response(call, &Api::run); }
+void Api::count_input_tokens(Call& call) { read_response(call, &Api::count); }
+
+void Api::read_response(Call& call, void (Api::*then)(Call&, MaybeError, GenerationRequest)) {
   const auto body = json_body(call);
   if (!body) return;
   const auto from = std::make_shared<ResponsesRequest>();
@@ -88,14 +91,14 @@ void Api::responses(Call& call) {
     previous = state()->responses.find(from->previous, call.key);
     if (!previous) return reply_error(call, no_response(from->previous, 400, "previous_response_id"));
   }
-  auto go_on = [this, from, previous](Call& there) {
+  auto go_on = [this, from, previous, then](Call& there) {
     GenerationRequest request;
     state()->model.facts().sampling.apply(request.sampling);
     std::optional<Json> earlier = Json::array();
     if (previous) earlier = conversation_of(there, *previous, "previous_response_id");
     if (!earlier) return;
     auto failure = parse_responses(*from, std::move(*earlier), state()->limits, &request);
-    run(there, std::move(failure), std::move(request));
+    (this->*then)(there, std::move(failure), std::move(request));
   };
   const bool heavy = previous && previous->conversation.size() > kInlineBody;
   if (heavy && !call.on_worker) return on_worker(call, previous->conversation.size(), std::move(go_on));
@@ -167,17 +170,24 @@ void Api::count_tokens(Call& call) {
   if (!body) return;
   GenerationRequest request;
   auto failure = parse_anthropic(*body, state()->limits, /*counting=*/true, &request);
-  if (!failure) failure = check_model(request.model);
+  count(call, std::move(failure), std::move(request));
+}
+
+void Api::count(Call& call, MaybeError failure, GenerationRequest request) {
+  if (!failure) failure = read_headers(call, &request);
   if (failure) return reply_error(call, *failure);
-  tell_ignored(call.headers, call.request_id, request.ignored);
   const ServedModel& model = state()->model;
+  model.tell_unread(&request);
+  tell_ignored(call.headers, call.request_id, request.ignored);
   const auto stop = call.stop.get_token();
   const auto text = model.render_chat(request, request.tool_choice != ToolChoice::kNone, stop);
   if (!text.ok()) return reply_error(call, from_engine(text.error()));
-  const auto tokens =
-      model.tokenizer().encode(*text, {.add_special_tokens = false, .parse_special = true, .stop = stop});
+  auto tokens = model.tokenizer().encode(*text, {.add_special_tokens = false, .parse_special = true, .stop = stop});
   if (!tokens.ok()) return reply_error(call, from_engine(tokens.error()));
-  reply_json(call, fmt::format("{{\"input_tokens\":{}}}", tokens->size()));
+  std::vector<std::vector<int32_t>> prompts = {std::move(*tokens)};
+  if (auto wrong = truncate_prompts(request, model.bounds().max_context, &prompts)) return reply_error(call, *wrong);
+  const char* object = request.api == TextApi::kResponses ? R"("object":"response.input_tokens",)" : "";
+  reply_json(call, fmt::format("{{{}\"input_tokens\":{}}}", object, prompts.front().size()));
 }
 
 }  // namespace nfp::server

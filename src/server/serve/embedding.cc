@@ -85,7 +85,7 @@ MaybeError Embedding::prepare() {
     }
   }
   const int32_t context = model.bounds().max_context;
-  if (common.truncate_prompt) NFP_API_TRY(truncate_prompts(*common.truncate_prompt, context, context, &prompts_));
+  NFP_API_TRY(truncate_prompts(common, context, &prompts_));
   for (size_t i = 0; i < prompts_.size(); ++i) {
     auto bad = validate(prompts_[i], {}, model.bounds(), Pooling::kLast);
     if (!bad) continue;

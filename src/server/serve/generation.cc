@@ -142,10 +142,7 @@ Generation::Generation(ServerState* state, RequestContext context, GenerationReq
     log::warn("request={} '{}' has keywords that are not enforced: {}", request_id_, grammar_.param,
               fmt::join(grammar_.unenforced, ", "));
   }
-  for (const auto& [field, variables] : request_.template_fields) {
-    const auto read = [this](const std::string& name) { return state_->model.template_reads(name); };
-    if (std::none_of(variables.begin(), variables.end(), read)) request_.ignored.push_back(field);
-  }
+  state_->model.tell_unread(&request_);
 }
 
 bool Generation::scores_echo() const { return request_.echo && !request_.chat && request_.wants_logprobs; }
@@ -221,12 +218,10 @@ MaybeError Generation::prepare() {
 
   NFP_API_TRY(choose_allowed_tokens());
 
-  const int32_t wanted = request_.no_output ? 0 : request_.sampling.max_tokens.value_or(1);
   if (request_.truncate_prompt) {
-    const int32_t room = std::max(1, model.bounds().max_context - wanted);
     std::vector<size_t> sizes;
     for (const auto& prompt : prepared_.prompts) sizes.push_back(prompt.size());
-    NFP_API_TRY(truncate_prompts(*request_.truncate_prompt, room, model.bounds().max_context, &prepared_.prompts));
+    NFP_API_TRY(truncate_prompts(request_, model.bounds().max_context, &prepared_.prompts));
     for (size_t i = 0; request_.echo && !request_.chat && i < sizes.size(); ++i) {
       const auto& prompt = prepared_.prompts[i];
       if (prompt.size() < sizes[i]) prepared_.prompt_texts[i] = model.tokenizer().decode(prompt, false);
@@ -236,7 +231,7 @@ MaybeError Generation::prepare() {
     auto bad = validate(prompt, request_.sampling, model.bounds(), Pooling::kNone, request_.no_output);
     if (!bad) continue;
     if (!bad->too_long) return bad_request(std::move(bad->field), std::move(bad->message));
-    return too_long(request_, prompt.size(), wanted, model.bounds().max_context);
+    return too_long(request_, prompt.size(), request_.wanted_tokens(), model.bounds().max_context);
   }
   return std::nullopt;
 }

@@ -162,13 +162,23 @@ Result<std::vector<int32_t>> ServedModel::encode_prompt(std::string_view text, b
   return tokens;
 }
 
-MaybeError truncate_prompts(int32_t most, int32_t room, int32_t context, std::vector<std::vector<int32_t>>* prompts) {
+void ServedModel::tell_unread(GenerationRequest* request) const {
+  for (const auto& [field, variables] : request->template_fields) {
+    const auto read = [this](const std::string& name) { return chat_ && chat_->mentions(name); };
+    if (std::none_of(variables.begin(), variables.end(), read)) request->ignored.push_back(field);
+  }
+}
+
+MaybeError truncate_prompts(const GenerationRequest& request, int32_t context,
+                            std::vector<std::vector<int32_t>>* prompts) {
+  if (!request.truncate_prompt) return std::nullopt;
+  const int32_t most = *request.truncate_prompt;
   if (most > context) {
     return bad_request(
         "truncate_prompt_tokens",
         fmt::format("'truncate_prompt_tokens' is {}, and this model's context {} tokens", most, context));
   }
-  const auto kept = static_cast<size_t>(most < 0 ? room : most);
+  const auto kept = static_cast<size_t>(most < 0 ? std::max(1, context - request.wanted_tokens()) : most);
   for (auto& prompt : *prompts) {
     if (prompt.size() > kept) prompt.erase(prompt.begin(), prompt.end() - static_cast<std::ptrdiff_t>(kept));
   }

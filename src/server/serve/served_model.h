@@ -39,13 +39,13 @@ class ServedModel {
   const std::vector<int32_t>& end_ids() const { return bounds_.end_ids; }  // tokens that end an answer
   const Tokenizer& tokenizer() const { return *facts_.tokenizer; }
   bool has_chat() const { return chat_.has_value(); }
-  // Whether the chat template reads a variable of this name.
-  bool template_reads(std::string_view variable) const { return chat_ && chat_->mentions(variable); }
   bool knows(std::string_view model) const;
   int64_t created() const { return created_; }  // seconds since 1970
 
   // The conversation as the model's template writes it; null `tools` = none. Errors: no template, or its own complaint.
   Result<std::string> render_chat(const GenerationRequest& request, bool with_tools, std::stop_token stop = {}) const;
+  // Adds to its ignored fields those that act through variables of which the chat template reads none.
+  void tell_unread(GenerationRequest* request) const;
   // kInvalidInput: so long that no tokens of this model could fit it into the context; it is not tokenized then.
   Result<std::vector<int32_t>> encode(std::string_view text, bool add_special, std::stop_token stop = {}) const;
   // The same, never empty: a tokenizer without BOS makes nothing of nothing, and the model then starts from its
@@ -62,8 +62,9 @@ class ServedModel {
   int64_t created_ = 0;
 };
 
-// truncate_prompt_tokens: the last `most` tokens of each prompt; -1 = the last `room`.
-MaybeError truncate_prompts(int32_t most, int32_t room, int32_t context, std::vector<std::vector<int32_t>>* prompts);
+// truncate_prompt_tokens: the last so many tokens of each prompt; -1 = as many as the answer leaves room for.
+MaybeError truncate_prompts(const GenerationRequest& request, int32_t context,
+                            std::vector<std::vector<int32_t>>* prompts);
 
 // --chat-template: a file with a template (or a pipe, which is read once), the name of one of the model's own, or
 // "chatml". Empty: as it is.

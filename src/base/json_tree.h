@@ -29,6 +29,7 @@ class JsonTree {
   bool start_array(size_t) { return open(Json(Json::value_t::array)); }
   bool key(std::string& name) {
     innermost().emplace_back(std::move(name), Json());
+    awaits_value_ = true;
     return true;
   }
   bool end_object() {
@@ -42,6 +43,12 @@ class JsonTree {
   }
   bool parse_error(size_t, const std::string&, const typename Json::exception&) { return false; }
 
+  // Ends all that is open, where the text was cut off. A key without a value is dropped.
+  void cut() {
+    if (std::exchange(awaits_value_, false)) innermost().pop_back();
+    while (!open_.empty()) open_.back()->is_object() ? end_object() : end_array();
+  }
+
   Json take() { return std::move(root_); }
   size_t depth() const { return open_.size(); }
   size_t keys() { return innermost().size(); }  // so far, of the object being read
@@ -52,6 +59,7 @@ class JsonTree {
   Object& innermost() { return open_.back()->template get_ref<Object&>(); }
 
   Json& place(Json&& value) {
+    awaits_value_ = false;
     if (open_.empty()) return root_ = std::move(value);
     Json& parent = *open_.back();
     Json& place = parent.is_object() ? innermost().back().second
@@ -97,6 +105,7 @@ class JsonTree {
   Json root_;
   // Containers being read, outermost first. A parent does not grow while a child is open, so the places hold.
   std::vector<Json*> open_;
+  bool awaits_value_ = false;  // a key has come
 };
 
 }  // namespace nfp

@@ -415,6 +415,27 @@ def test_message_tools(claude, stream):
     assert r.content[0].text == "sunny 1"
 
 
+@pytest.mark.parametrize("cut", ["max_tokens", "stop_sequences"])
+def test_a_cut_call_has_the_input_that_a_stream_tells(claude, cut):
+    """What is whole of it, wherever it was cut, and a reason that makes it no call to make."""
+    text = json.dumps({"name": "weather", "arguments": {"city": "Paris", "days": [1, {"from": "May", "to": -2.5e3}], "fast": True}})
+    arguments = {"model": "fake", "tools": [CLAUDE_TOOL], "messages": [{"role": "user", "content": f"SAY:<tool_call>{text}</tool_call>"}]}
+    begin = len("<tool_call>") + text.index('"city"')
+    limits = [{"max_tokens": most} for most in range(begin, begin + len(text) - 45)] if cut == "max_tokens" else [
+        {"max_tokens": 300, "stop_sequences": [stop]} for stop in ("Par", "days", "[1", '"to', '"fast')]
+    seen = []
+    for limit in limits:
+        whole = claude.messages.create(**arguments, **limit)
+        with claude.messages.stream(**arguments, **limit) as s:
+            streamed = s.get_final_message()
+        call, = whole.content
+        assert call.type == "tool_use" and whole.stop_reason == streamed.stop_reason == cut.replace("sequences", "sequence")
+        assert call.input == streamed.content[0].input, limit
+        if call.input not in seen:
+            seen.append(call.input)
+    assert {} in seen and {"city": "Paris"} in seen and {"city": "Paris", "days": [1, {"from": "May"}]} in seen
+
+
 def test_message_forced_tool(claude, fake):
     if not httpx.get(fake.url + "/v1/models").json()["data"][0]["grammars"]:
         pytest.skip("built without xgrammar (scripts/build-xgrammar)")

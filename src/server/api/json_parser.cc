@@ -42,7 +42,7 @@ class Character {
 // Counts what the library reads, and builds the tree of it.
 class TreeBuilder {
  public:
-  explicit TreeBuilder(const JsonLimits& limits) : limits_(limits) {}
+  TreeBuilder(const JsonLimits& limits, size_t text_bytes) : limits_(limits), text_bytes_(text_bytes) {}
 
   bool null() { return count() && tree_.null(); }
   bool boolean(bool value) { return count() && tree_.boolean(value); }
@@ -68,7 +68,8 @@ class TreeBuilder {
   }
   bool end_object() { return tree_.end_object(); }
   bool end_array() { return tree_.end_array(); }
-  bool parse_error(size_t, const std::string&, const nlohmann::json::exception& failure) {
+  bool parse_error(size_t position, const std::string&, const nlohmann::json::exception& failure) {
+    ended_early_ = position > text_bytes_;
     // Without the library's "[json.exception.parse_error.101] ".
     std::string_view what = failure.what();
     if (const size_t end = what.find("] "); end != std::string_view::npos) what.remove_prefix(end + 2);
@@ -76,6 +77,12 @@ class TreeBuilder {
   }
 
   Json take() { return tree_.take(); }
+  // What had come when the text ended; null where something else was wrong.
+  Json take_cut() {
+    if (!ended_early_) return nullptr;
+    tree_.cut();
+    return tree_.take();
+  }
   Error failure() const { return Error{ErrorCode::kInvalidInput, message_}; }
   size_t bytes() const { return bytes_ + values_ * kValueBytes; }
 
@@ -94,9 +101,11 @@ class TreeBuilder {
   }
 
   const JsonLimits& limits_;
+  const size_t text_bytes_;
   JsonTree<Json> tree_;
   size_t values_ = 0;
   size_t bytes_ = 0;
+  bool ended_early_ = false;
   std::string message_;
 };
 
@@ -108,7 +117,7 @@ Result<Json> parse_json(std::string_view text, const JsonLimits& limits, const s
     return error(ErrorCode::kInvalidInput, "not valid JSON: byte {} is 0", zero + 1);
   }
   try {
-    TreeBuilder builder(limits);
+    TreeBuilder builder(limits, text.size());
     const Character begin(text.data(), &stop), end(text.data() + text.size(), &stop);
     if (!Json::sax_parse(begin, end, &builder)) {
       if (stop.stop_requested()) return error(ErrorCode::kCancelled, "no longer wanted");
@@ -119,6 +128,12 @@ Result<Json> parse_json(std::string_view text, const JsonLimits& limits, const s
   } catch (const std::exception& failure) {  // memory
     return error(ErrorCode::kResource, "not read: {}", failure.what());
   }
+}
+
+Json parse_cut_json(std::string_view text) {
+  const JsonLimits limits;
+  TreeBuilder builder(limits, text.size());
+  return Json::sax_parse(text, &builder) ? builder.take() : builder.take_cut();
 }
 
 }  // namespace nfp::server

@@ -27,6 +27,10 @@ struct JsonLimits {
 Result<Json> parse_json(std::string_view text, const JsonLimits& limits = {}, const std::stop_token& stop = {},
                         size_t* bytes = nullptr);
 
+// Of a text that was cut off the values that are whole: of {"a":[1,"b {"a":[1]}. Null where there is none, or where
+// something else is wrong.
+Json parse_cut_json(std::string_view text);
+
 // Appends `text` as the inside of a JSON string. Bytes that are not UTF-8 become U+FFFD.
 void append_escaped(std::string& out, std::string_view text);
 // The same with quotes.

@@ -93,6 +93,29 @@ TEST(JsonText, AgreesWithTheLibrarysReader) {
   }));
 }
 
+TEST(JsonText, OfATextThatWasCutOffWhatIsWholeIsLeft) {
+  const std::string text = R"({"a": "x\u00e9", "b": [1, {"c": true}, "y"], "a": null, "d": {"e": -2.5e1}})";
+  EXPECT_EQ(dump(parse_cut_json(text)), dump(*parse_json(text)));
+  const std::pair<std::string_view, std::string_view> cuts[] = {
+      {"", "null"},
+      {"{", "{}"},
+      {R"({"a": "x\u00)", "{}"},
+      {R"({"a": "xé")", R"({"a":"xé"})"},
+      {R"({"a": 1, "b": [1, {"c": tru)", R"({"a":1,"b":[1,{}]})"},
+      {R"({"a": [1, {"c": true}, )", R"({"a":[1,{"c":true}]})"},
+      {R"({"a": 1, "a": )", R"({"a":1})"},
+      {R"({"a": 1, "a": 2, "b)", R"({"a":2})"},
+      {R"({"a": -2.5e)", "{}"},
+      {R"({"a": 1,, "b": 2)", "null"},
+      {R"({"a": x})", "null"},
+      {R"({"a": 1}})", "null"},
+  };
+  for (const auto& [cut, left] : cuts) EXPECT_EQ(dump(parse_cut_json(cut)), left) << cut;
+  for (size_t size = 1; size < text.size(); ++size)
+    EXPECT_TRUE(parse_cut_json(text.substr(0, size)).is_object()) << size;
+  EXPECT_TRUE(parse_cut_json(std::string(1'000'000, '[')).is_null());
+}
+
 TEST(JsonText, EndsWhenItIsNoLongerWanted) {
   std::stop_source source;
   source.request_stop();

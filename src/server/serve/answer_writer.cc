@@ -176,6 +176,12 @@ std::string join(const Choice& choice, ToolEvent::Kind kind) {
 
 std::string object_or_empty(const std::string& arguments) { return is_object(arguments) ? arguments : "{}"; }
 
+std::string object_so_far(const std::string& arguments) {
+  if (is_object(arguments)) return arguments;
+  const Json whole = parse_cut_json(arguments);
+  return whole.is_object() ? dump(whole) : "{}";
+}
+
 bool has_cut_call(const Choice& choice) {
   return !choice.calls.empty() && choice.stop_reason != "null" && !is_object(choice.calls.back().arguments);
 }

@@ -73,6 +73,8 @@ struct Choice {
 std::string join(const Choice& choice, ToolEvent::Kind kind);
 // Arguments that the model wrote, cut off perhaps, as an object.
 std::string object_or_empty(const std::string& arguments);
+// The same with those of their members that are whole, as Anthropic's packages read the events of a stream.
+std::string object_so_far(const std::string& arguments);
 // Whether a stop string or a stop token cut the last call in the middle: then it is not for the client to make.
 bool has_cut_call(const Choice& choice);
 

@@ -179,7 +179,7 @@ std::string MessagesWriter::whole(std::span<const Choice* const> choices, std::s
       append_string(out, call.id);
       out += ",\"name\":";
       append_string(out, call.name);
-      out += ",\"input\":" + object_or_empty(call.arguments) + '}';
+      out += ",\"input\":" + object_so_far(call.arguments) + '}';
       continue;
     }
     out += part.kind == ToolEvent::Kind::kText ? R"({"type":"text","text":)"

@@ -671,6 +671,52 @@ TEST_F(ApiTest, LogprobsOfAResponseHaveNoMarks) {
             "onetwo");
 }
 
+TEST_F(ApiTest, LogprobsOfAResponseAreOfItsTextAroundCalls) {
+  start();
+  const auto scored = [&](std::string_view said, bool streamed) {
+    const std::string body = fmt::format(
+        R"({{"input":{},"store":false,"include":["message.output_text.logprobs"],"max_output_tokens":{},"tools":)"
+        R"([{{"type":"function","name":"f"}}],"stream":{}}})",
+        dump(Json("SAY:" + std::string(said))), said.size() + 1, streamed);
+    const Json r = streamed ? typed_stream("/v1/responses", body).back()["response"] : ask("/v1/responses", body);
+    std::string bytes;
+    for (const Json& item : r["output"]) {
+      if (item["type"] != "message") {
+        bytes += '|';
+        continue;
+      }
+      std::string own;
+      for (const Json& one : item["content"][0]["logprobs"]) {
+        for (const Json& byte : one["bytes"]) own += static_cast<char>(byte.get<int>());
+      }
+      EXPECT_EQ(own, item["content"][0]["text"]) << dump(r);
+      bytes += own;
+    }
+    return bytes;
+  };
+  const std::tuple<ToolFormat, const char*, const char*> answers[] = {
+      {ToolFormat::kHermes, R"(a<tool_call>{"name":"f","arguments":{}}</tool_call> <b>c)", "a| <b>c"},
+      {ToolFormat::kHermes,
+       R"(<tool_call>{"name":"f","arguments":{}}</tool_call>  <tool_call>{"name":"f","arguments":{}})", "||"},
+      {ToolFormat::kHermes, R"(<tool_call>{"name":"f","arguments":{}} </tool)", "|"},
+      {ToolFormat::kHermes, R"(<tool_call>{"name":"f","arguments":{}} so <be)", "| so <be"},
+      {ToolFormat::kHermes, R"(a <tool_call>none</tool_call> <)", "a <tool_call>none</tool_call> <"},
+      {ToolFormat::kMistral, R"(a[TOOL_CALLS][{"name":"f","arguments":{}}] [b)", "a| [b"},
+      {ToolFormat::kMistral, R"([TOOL_CALLS][{"name":"f","arguments":{}}, x)", "|, x"},
+      {ToolFormat::kMistral, R"([TOOL_CALLS]f{"a":1}[TOOL)", "|[TOOL"},
+      {ToolFormat::kLlama3Json, R"({"name":"f","parameters":{}}; {"name":"f","parameters":{}} hi)", "||hi"},
+      {ToolFormat::kQwen3Coder, "<tool_call><function=f></function></tool_call> <b>", "| <b>"},
+      {ToolFormat::kGemma, "<start_function_call>call:f{}<end_function_call> <st", "| <st"},
+      {ToolFormat::kHarmony,
+       "<|channel|>commentary to=functions.f<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|> <b",
+       "| <b"},
+  };
+  for (const auto& [format, said, kept] : answers) {
+    state_->tool_format = format;
+    for (const bool streamed : {false, true}) EXPECT_EQ(scored(said, streamed), kept) << said << streamed;
+  }
+}
+
 TEST_F(ApiTest, ErrorsHaveOpenAisShape) {
   start();
   EXPECT_EQ(ask("/v1/completions", R"({"prompt":"a","suffix":"b"})", 400)["error"]["param"], "suffix");

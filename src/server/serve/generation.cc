@@ -511,8 +511,7 @@ void Generation::keep_logprobs_of_text(Choice& choice, std::span<const ToolEvent
   const bool has_text = std::any_of(events.begin(), events.end(), [](const ToolEvent& event) {
     return event.kind == ToolEvent::Kind::kText && !event.text.empty();
   });
-  const bool of_call = choice.now == ToolEvent::Kind::kCall || choice.now == ToolEvent::Kind::kArguments;
-  const bool may_have = !of_call && (!choice.parser || choice.parser->within_text());
+  const bool may_have = !choice.parser || choice.parser->within_text();
   if (!has_text && (choice.finish || !may_have)) choice.logprobs.clear();
 }
 

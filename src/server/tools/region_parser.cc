@@ -13,6 +13,7 @@ class RegionParser final : public ToolCallParser {
   explicit RegionParser(std::vector<CallRegion> regions) : regions_(std::move(regions)) {}
 
   void feed(std::string_view text, std::vector<ToolEvent>* events) override {
+    ended_ = false;
     for (const char c : text) take(c, events);
     if (region_ == nullptr) release(partial(), events);
   }
@@ -27,8 +28,11 @@ class RegionParser final : public ToolCallParser {
     region_ = nullptr;
   }
 
+  bool within_text() const override { return !ended_; }
+
  private:
   void take(char c, std::vector<ToolEvent>* events) {
+    ended_ = ended_ && is_blank(c);
     held_ += c;
     if (region_ != nullptr && region_->list) {
       if (!end_.feed(c)) return;
@@ -93,7 +97,7 @@ class RegionParser final : public ToolCallParser {
         events->push_back({ToolEvent::Kind::kCall, std::move(call.name), ++call_});
         events->push_back({ToolEvent::Kind::kArguments, std::move(call.arguments), call_});
       }
-      said_ = called_ = true;
+      said_ = called_ = ended_ = true;
       return;
     }
     const bool closed = !region_->close.empty() && content.size() < held_.size();
@@ -106,6 +110,7 @@ class RegionParser final : public ToolCallParser {
   std::string space_;    // since the last text
   bool said_ = false;    // text or a call
   bool called_ = false;  // since the last text
+  bool ended_ = false;   // a call, with what was fed last
   JsonValueEnd end_;     // of a region that is a list
   int call_ = -1;
 };

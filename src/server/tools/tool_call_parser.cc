@@ -64,6 +64,7 @@ class CallReader {
 class HermesParser final : public ToolCallParser {
  public:
   void feed(std::string_view text, std::vector<ToolEvent>* events) override {
+    ended_ = false;
     for (const char c : text) take(c, events);
     if (where_ == Where::kText) release(begun_mark(held_, kToolCallMark), events);
   }
@@ -76,6 +77,8 @@ class HermesParser final : public ToolCallParser {
     if (where_ != Where::kCall && !(called_ && blank)) add_text(space_ + held_, events);
     held_.clear();
   }
+
+  bool within_text() const override { return where_ == Where::kCall ? !reader_.committed() : !ended_; }
 
  private:
   static constexpr std::string_view kClose = "</tool_call>";
@@ -112,6 +115,7 @@ class HermesParser final : public ToolCallParser {
   }
 
   void take(char c, std::vector<ToolEvent>* events) {
+    ended_ = ended_ && is_blank(c);
     if (where_ == Where::kCall) {
       const auto state = reader_.feed(c, events);
       if (state == JsonCallScanner::State::kOpen) return;
@@ -123,6 +127,7 @@ class HermesParser final : public ToolCallParser {
       } else {
         not_a_call(reader_.raw().size() - (done ? 0 : 1));
       }
+      ended_ = done && called_;
       if (done) return;
     }
     if (where_ == Where::kAfter && apart_ && c == '{') {  // some models write several calls between one pair of marks
@@ -140,10 +145,12 @@ class HermesParser final : public ToolCallParser {
     } else if (where_ == Where::kAfter && held_.ends_with(kClose)) {
       held_.clear();
       where_ = Where::kText;
+      ended_ = true;
     }
   }
 
   Where where_ = Where::kText;
+  bool ended_ = false;   // a call or its closing mark, with what was fed last
   std::string held_;     // text, or what stands between a call and its closing mark
   std::string opening_;  // what the object being read began behind: the mark, or what separates it from a call
   std::string space_;    // since the last text
@@ -163,6 +170,9 @@ class Llama3JsonParser final : public ToolCallParser {
     if (where_ == Where::kCall && !reader_.committed() && !(cut && reader_.named())) {
       add_text(held_ + reader_.raw(), events);
     }
+  }
+  bool within_text() const override {
+    return where_ == Where::kCall ? !reader_.committed() : where_ != Where::kBetween;
   }
 
  private:
@@ -237,6 +247,7 @@ class MistralParser final : public ToolCallParser {
       : where_(forced ? Where::kOpening : Where::kText), opening_(forced ? "" : kMistralMark) {}
 
   void feed(std::string_view text, std::vector<ToolEvent>* events) override {
+    ended_ = false;
     for (const char c : text) take(c, events);
     if (where_ == Where::kText) release(begun_mark(held_, kMistralMark), events);
   }
@@ -248,6 +259,10 @@ class MistralParser final : public ToolCallParser {
     // Behind calls it is what separates them.
     if (where_ == Where::kOpening || (where_ == Where::kBetween && !called_)) not_a_call("", events);
   }
+  bool within_text() const override {
+    if (where_ == Where::kNamedArguments) return false;
+    return where_ == Where::kObject ? !reader_.committed() : !ended_;
+  }
 
  private:
   enum class Where { kText, kOpening, kName, kNamedArguments, kObject, kBetween };
@@ -258,6 +273,7 @@ class MistralParser final : public ToolCallParser {
   }
 
   void take(char c, std::vector<ToolEvent>* events) {
+    ended_ = false;
     switch (where_) {
       case Where::kText:
         held_ += c;
@@ -304,7 +320,7 @@ class MistralParser final : public ToolCallParser {
         if (state == JsonCallScanner::State::kOpen) return;
         where_ = reader_.committed() ? Where::kBetween : Where::kText;
         if (!reader_.committed()) return not_a_call(reader_.raw(), events);
-        called_ = true;
+        called_ = ended_ = true;
         between_.clear();
         if (state != JsonCallScanner::State::kDone) take(c, events);  // the byte that breaks a call is what follows it
         return;
@@ -314,6 +330,7 @@ class MistralParser final : public ToolCallParser {
           start_object(c, events);
         } else if (c == ']') {
           where_ = Where::kText;
+          ended_ = true;
         } else if (is_blank(c) || c == ',') {
           between_ += c;
         } else {  // the model forgot to close the list
@@ -338,10 +355,13 @@ class MistralParser final : public ToolCallParser {
 
   void named_argument(char c, std::vector<ToolEvent>* events) {
     reader_.arguments(std::string(1, c), events);
-    if (end_.feed(c)) where_ = Where::kText;
+    if (!end_.feed(c)) return;
+    where_ = Where::kText;
+    ended_ = true;
   }
 
   Where where_;
+  bool ended_ = false;  // a call or their list, with what was fed last
   std::string held_;
   std::string opening_;  // the mark, and what came behind it before an object or a name
   std::string between_;  // of a list, since the last call
@@ -361,6 +381,7 @@ class NamedCallParser final : public ToolCallParser {
     (void)cut;
     start(events);
   }
+  bool within_text() const override { return false; }
 
  private:
   void start(std::vector<ToolEvent>* events) {

@@ -41,9 +41,9 @@ class ToolCallParser {
   // The end: what was held back comes out.
   // `cut`: by a limit, not by the model; the beginning of a call is then no text of the answer.
   virtual void finish(std::vector<ToolEvent>* events, bool cut = false) = 0;
-  // False where the piece that was fed last ended within thoughts, or in or with a mark around them or before a
-  // message.
-  virtual bool within_text() const { return true; }
+  // Whether the end of the piece that was fed last is text of the answer, or may still turn out to be: not within
+  // thoughts or a call, nor with a mark that ends or opens one of them or a message.
+  virtual bool within_text() const = 0;
 };
 
 // `tools`: those of the request, for forms whose arguments have no types of their own; they outlive the parser, which

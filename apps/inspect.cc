@@ -54,16 +54,6 @@ nlohmann::ordered_json rounding_json(const SourceRounding& rounding) {
       {"source", rounding.present}, {"inexact_weights", rounding.inexact}, {"largest_error", rounding.largest_error}};
 }
 
-nlohmann::ordered_json sampling_json(const SamplingDefaults& sampling) {
-  nlohmann::ordered_json out = nlohmann::ordered_json::object();
-  if (sampling.temperature) out["temperature"] = *sampling.temperature;
-  if (sampling.top_k) out["top_k"] = *sampling.top_k;
-  if (sampling.top_p) out["top_p"] = *sampling.top_p;
-  if (sampling.min_p) out["min_p"] = *sampling.min_p;
-  if (sampling.repetition_penalty) out["repetition_penalty"] = *sampling.repetition_penalty;
-  return out;
-}
-
 nlohmann::ordered_json calibration_json(const ModelSource& source) {
   const auto c = stored_calibration(source);
   if (!c) return nullptr;
@@ -113,7 +103,7 @@ void print_json(const ModelConfig& config, const ModelSource& source, const Insp
        {"kv_bytes_per_token_fp8", kv_bytes_per_token(config, DType::kF8E4M3)},
        {"stored_fp8", source.stored_fp8() ? nlohmann::ordered_json(source.stored_fp8()->text) : nullptr},
        {"calibration", calibration_json(source)},
-       {"sampling", sampling_json(sampling)},
+       {"sampling", nlohmann::ordered_json::parse(sampling.json())},
        {"linear", summary_json("all", r.total)},
        {"by_type", kinds},
        {"rows", r.rows},

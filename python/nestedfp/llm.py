@@ -13,6 +13,7 @@ import itertools
 import json
 import operator
 import os
+import random
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -32,7 +33,7 @@ _LLM_OF_VLLM: dict[str, tuple[Any, ...]] = {
     "tokenizer": (None,), "tokenizer_mode": ("auto",), "skip_tokenizer_init": (False,),
     "trust_remote_code": (False, True), "revision": (None,), "tokenizer_revision": (None,),
     "dtype": ("auto", "half", "float16"), "quantization": (None,),
-    "load_format": ("auto",), "hf_overrides": (None,), "seed": (None,), "runner": ("auto", "generate"),
+    "load_format": ("auto",), "hf_overrides": (None,), "runner": ("auto", "generate"),
     "tensor_parallel_size": (1,), "pipeline_parallel_size": (1,), "data_parallel_size": (1,), "swap_space": (0,),
     "cpu_offload_gb": (0,), "enforce_eager": (None, False, True), "enable_chunked_prefill": (None, True),
     "disable_log_stats": (False, True), "disable_custom_all_reduce": (False, True)}
@@ -55,7 +56,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    seed: int | None = None
+    seed: int | None = None  # None and -1: the LLM's, else drawn
     max_tokens: int | None = 16  # None: until the context is full
     min_tokens: int = 0
     stop: str | list[str] | None = None
@@ -95,6 +96,8 @@ class SamplingParams:
         if self.logit_bias is not None and not (isinstance(self.logit_bias, dict)
                                                 and all(str(token).isdecimal() for token in self.logit_bias)):
             raise NestedFPError(USAGE, f"logit_bias must be a dict of token ids and biases, not {self.logit_bias!r}")
+        if isinstance(self.seed, bool) or not (self.seed is None or _is_token_id(self.seed)):
+            raise NestedFPError(USAGE, f"field 'seed': must be a whole number or None, not {self.seed!r}")
 
     def _stop_ids(self) -> list[int]:
         return [] if self.stop_token_ids is None else _token_ids(self.stop_token_ids)
@@ -287,19 +290,27 @@ class LLM:
     "alternate:STEPS". Other keywords: device ("auto", "cpu", "cuda"), threads, max_model_len, max_num_seqs,
     max_num_batched_tokens, kv_cache_dtype ("f16", "fp8", "f32"), gpu_memory_utilization, enable_prefix_caching,
     speculative_tokens (at most so many ahead, drafted in FP8 and verified in FP16; 0), fp8 (which arithmetic policies
-    mean by FP8), fp8_head, deterministic, gemm_choices (a file of ``nestedfp tune``, for a GPU). vLLM's others are
-    taken with values that ask for nothing else than what is here (tensor_parallel_size=1, dtype="float16").
+    mean by FP8), fp8_head, deterministic, gemm_choices (a file of ``nestedfp tune``, for a GPU), generation_config
+    ("auto": the model's, "vllm": none, or a directory with a generation_config.json; what calls without SamplingParams
+    have), seed (of requests without one of their own; None and -1: drawn). vLLM's others are taken with values that
+    ask for nothing else than what is here (tensor_parallel_size=1, dtype="float16").
 
     Raises NestedFPError with a message that names the file or field."""
 
-    def __init__(self, model: str | os.PathLike[str], precision: str = "fp16", **options: Any):
+    def __init__(self, model: str | os.PathLike[str], precision: str = "fp16", *, seed: int | None = None,
+                 **options: Any):
+        if isinstance(seed, bool) or not (seed is None or _is_token_id(seed)):
+            raise TypeError(f"seed is a whole number or None, not {seed!r}")
+        self._seeds = None if seed is None or seed == -1 else random.Random(operator.index(seed))
         for name, nothing in _LLM_OF_VLLM.items():
             if name in options and (value := options.pop(name)) not in nothing:
                 raise TypeError(f"nestedfp.LLM has no {name}, which is {value!r}; leave it out")
         if precision in ("fp8", "fp8-w8a8"):
             options.setdefault("fp8", precision)
         self._engine = Engine(model, {"policy": precision, **options})
-        self._context = int(self._engine.info()["max_model_len"])
+        info = self._engine.info()
+        self._context = int(info["max_model_len"])
+        self._sampling: dict[str, Any] = info["default_sampling_params"]
         self._names = itertools.count()
         self._given_up: deque[str] = deque()  # requests that nobody waits for any more
         self._lock = threading.Lock()  # of what follows
@@ -317,8 +328,12 @@ class LLM:
 
     @property
     def info(self) -> dict[str, Any]:
-        """model, device, vocab_size, max_model_len, weight_bytes, load_s, policy."""
+        """model, device, vocab_size, max_model_len, weight_bytes, load_s, policy, default_sampling_params."""
         return self._engine.info()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Of calls that give none: with what the model's generation_config.json says."""
+        return SamplingParams(**self._sampling)
 
     def encode(self, text: str) -> list[int]:
         return self._engine.encode(text)
@@ -347,11 +362,13 @@ class LLM:
         outputs = [CompletionOutput(i, logprobs=None if sampling.logprobs is None else []) for i in range(sampling.n)]
         result = RequestOutput(str(next(self._names)), text, ids, outputs)
         room = self._context - len(ids)
+        seed = None if sampling.seed == -1 else sampling.seed
+        if seed is None and self._seeds is not None:
+            seed = self._seeds.getrandbits(62)
         for i, output in enumerate(outputs):
-            one = sampling
+            one = replace(sampling, seed=seed)
             if i > 0:  # as vLLM has it: seeds that follow each other, the prompt's log-probabilities once
-                seed = None if sampling.seed is None else sampling.seed + i
-                one = replace(sampling, seed=seed, prompt_logprobs=None)
+                one = replace(sampling, seed=None if seed is None else seed + i, prompt_logprobs=None)
             fields = one._fields()
             most, least = one.max_tokens, one.min_tokens
             if _is_token_id(most) and _is_token_id(least) and least <= most and most > room > 0:
@@ -422,8 +439,7 @@ class LLM:
         if step["idle"] and not step["outputs"]:
             raise NestedFPError(9, "the engine has nothing left to do and requests without an end")
 
-    @staticmethod
-    def _lists(prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
+    def _lists(self, prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
                ) -> tuple[list[Prompt], list[SamplingParams]]:
         if isinstance(prompts, (bytes, bytearray)):
             raise TypeError("a prompt is a text, token ids or a dict, not bytes")
@@ -434,7 +450,7 @@ class LLM:
                             f"{type(prompts).__name__}") from None
         many = cast("list[Prompt]", [prompts] if single else list(prompts))
         if sampling is None:
-            sampling = SamplingParams()
+            sampling = self.get_default_sampling_params()
         parameters = [sampling] * len(many) if isinstance(sampling, SamplingParams) else list(sampling)
         for one in parameters:
             if not isinstance(one, SamplingParams):

@@ -11,6 +11,7 @@
 #include "nestedfp_engine.h"
 #include "runtime/chat_session.h"
 #include "runtime/loaded_model.h"
+#include "runtime/sampling_defaults.h"
 
 using nfp::Result;
 using nfp::Status;
@@ -22,6 +23,7 @@ using Json = nlohmann::ordered_json;
 struct nfp_engine {
   std::mutex mutex;
   std::unique_ptr<nfp::LoadedModel> loaded;
+  nfp::SamplingDefaults sampling;
   nfp::ServingEngine serving;
 };
 
@@ -60,6 +62,11 @@ Result<std::unique_ptr<nfp_engine>> open(const char* model, const char* options_
   NFP_ASSIGN_OR_RETURN(const Json options_json, parse_object(options_text, "options"));
   NFP_ASSIGN_OR_RETURN(EngineSettings settings, parse_settings(options_json));
   auto engine = std::make_unique<nfp_engine>();
+  settings.model.before_weights = [&](const LoadedModel& outlined) -> Status {
+    NFP_ASSIGN_OR_RETURN(engine->sampling,
+                         load_sampling_defaults(*outlined.source, settings.generation_config, "generation_config"));
+    return ok_status();
+  };
   NFP_ASSIGN_OR_RETURN(engine->loaded, load(model, settings.model));
   settings.serving.fp8 = settings.fp8.value_or(engine->loaded->backend->fastest_fp8());
   NFP_ASSIGN_OR_RETURN(auto policy, parse_policy(settings.policy, settings.serving.fp8, /*shares=*/false));
@@ -111,7 +118,8 @@ nfp_status nfp_engine_info(nfp_engine* engine, char** info) {
                      {"max_model_len", engine->serving.engine->config().max_context},
                      {"weight_bytes", loaded.model->weight_bytes()},
                      {"load_s", loaded.load_seconds},
-                     {"policy", engine->serving.engine->policy().name()}},
+                     {"policy", engine->serving.engine->policy().name()},
+                     {"default_sampling_params", Json::parse(engine->sampling.json())}},
                 info);
   });
 }

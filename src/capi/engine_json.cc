@@ -120,6 +120,7 @@ Result<EngineSettings> parse_settings(const Json& json) {
   fields.boolean("fp8_head", settings.model.fp8_head);
   fields.integer("threads", settings.model.threads, 0, 1024);
   fields.text("policy", settings.policy);
+  fields.text("generation_config", settings.generation_config);
   fields.other("fp8",
                one_of<Precision>("fp8", settings.fp8, {{"fp8", Precision::kFp8}, {"fp8-w8a8", Precision::kFp8W8A8}}));
   fields.integer("max_model_len", settings.serving.max_context, 0, kMost);

@@ -20,6 +20,7 @@ struct EngineSettings {
   EngineConfig serving;
   std::optional<Precision> fp8;  // absent = the backend's fastest
   std::string policy = "fp16";
+  std::string generation_config = "auto";  // as load_sampling_defaults has it
 };
 
 // kUsage, with `what` in the message: not JSON, too deep, or no object.

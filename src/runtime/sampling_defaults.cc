@@ -13,6 +13,18 @@ namespace {
 
 constexpr const char* kFile = "generation_config.json";
 
+template <typename Visitor>
+void each(const SamplingDefaults& defaults, Visitor&& visit) {
+  const auto one = [&](std::string_view name, const auto& value) {
+    if (value) visit(name, *value);
+  };
+  one("temperature", defaults.temperature);
+  one("top_k", defaults.top_k);
+  one("top_p", defaults.top_p);
+  one("min_p", defaults.min_p);
+  one("repetition_penalty", defaults.repetition_penalty);
+}
+
 }  // namespace
 
 void SamplingDefaults::apply(SamplingParams& params) const {
@@ -25,18 +37,22 @@ void SamplingDefaults::apply(SamplingParams& params) const {
 
 std::string SamplingDefaults::text() const {
   std::string out;
-  const auto add = [&](std::string_view name, const auto& value) {
-    if (value) out += fmt::format("{}{} {}", out.empty() ? "" : ", ", name, *value);
-  };
-  add("temperature", temperature);
-  add("top_k", top_k);
-  add("top_p", top_p);
-  add("min_p", min_p);
-  add("repetition_penalty", repetition_penalty);
+  each(*this, [&](std::string_view name, const auto& value) {
+    out += fmt::format("{}{} {}", out.empty() ? "" : ", ", name, value);
+  });
   return out;
 }
 
-Result<SamplingDefaults> parse_sampling_defaults(std::string_view json, const std::string& name) {
+std::string SamplingDefaults::json() const {
+  std::string out = "{";
+  each(*this, [&](std::string_view name, const auto& value) {
+    out += fmt::format("{}\"{}\":{}", out.size() == 1 ? "" : ",", name, value);
+  });
+  return out + "}";
+}
+
+Result<SamplingDefaults> parse_sampling_defaults(std::string_view json, const std::string& name,
+                                                 std::string_view flag) {
   NFP_ASSIGN_OR_RETURN(const auto root, parse_model_json<nlohmann::json>(json, name));
   SamplingDefaults out;
   Status status;
@@ -69,24 +85,25 @@ Result<SamplingDefaults> parse_sampling_defaults(std::string_view json, const st
   out.apply(params);
   const int32_t any_token = 0;
   if (const auto bad = validate({&any_token, 1}, params, {INT32_MAX, INT32_MAX})) {
-    return error(ErrorCode::kInvalidInput, "{}: {}; --generation-config none ignores the file", name, bad->message);
+    return error(ErrorCode::kInvalidInput, "{}: {}; {} none ignores the file", name, bad->message, flag);
   }
   return out;
 }
 
-Result<SamplingDefaults> load_sampling_defaults(const ModelSource& source, const std::string& where) {
+Result<SamplingDefaults> load_sampling_defaults(const ModelSource& source, const std::string& where,
+                                                std::string_view flag) {
   if (where == "none" || where == "vllm") return SamplingDefaults{};
   if (where == "auto") {
     NFP_ASSIGN_OR_RETURN(const auto text, source.text_file(kFile));
     if (!text) return SamplingDefaults{};
-    return parse_sampling_defaults(*text, source.path() + ": " + kFile);
+    return parse_sampling_defaults(*text, source.path() + ": " + kFile, flag);
   }
   auto text = read_text_file(where + "/" + kFile);
   if (!text.ok()) {
-    return error(ErrorCode::kUsage, "--generation-config {}: {}; it is auto, none, or a directory with a {}", where,
+    return error(ErrorCode::kUsage, "{} {}: {}; it is auto, none, or a directory with a {}", flag, where,
                  text.error().message, kFile);
   }
-  return parse_sampling_defaults(*text, where + "/" + kFile);
+  return parse_sampling_defaults(*text, where + "/" + kFile, flag);
 }
 
 }  // namespace nfp

@@ -25,13 +25,20 @@ struct SamplingDefaults {
   void apply(SamplingParams& params) const;
   // "temperature 0.6, top_p 0.95"; empty when there are none.
   std::string text() const;
+  // {"temperature":0.6,"top_p":0.95}
+  std::string json() const;
 };
+
+// What makes SamplingDefaults of other files than the model's, as an error calls it.
+inline constexpr std::string_view kGenerationConfigFlag = "--generation-config";
 
 // Of the text of a generation_config.json; `name` appears in errors. As in vLLM, do_sample has no say: many models'
 // files leave it out, and transformers' default for it is not what their authors recommend.
-Result<SamplingDefaults> parse_sampling_defaults(std::string_view json, const std::string& name);
+Result<SamplingDefaults> parse_sampling_defaults(std::string_view json, const std::string& name,
+                                                 std::string_view flag = kGenerationConfigFlag);
 
 // `where`: "auto" (the model's own), "none" ("vllm" likewise), or a directory with a generation_config.json.
-Result<SamplingDefaults> load_sampling_defaults(const ModelSource& source, const std::string& where);
+Result<SamplingDefaults> load_sampling_defaults(const ModelSource& source, const std::string& where,
+                                                std::string_view flag = kGenerationConfigFlag);
 
 }  // namespace nfp

@@ -108,6 +108,50 @@ class TinyModel(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "2 prompts and 1"):
             self.llm.generate([[5], [6]], [GREEDY])
 
+    def test_seeds(self):
+        def drawn(llm, seed=None, n=1):
+            parameters = SamplingParams(temperature=2, seed=seed, n=n, max_tokens=12, ignore_eos=True)
+            return [o.token_ids for output in llm.generate([[5, 6, 7]] * 2, parameters) for o in output.outputs]
+
+        for seed in (None, -1, np.int64(-1)):  # as vLLM has it: none
+            answers = drawn(self.llm, seed) + drawn(self.llm, seed, n=2)
+            self.assertEqual(len({tuple(answer) for answer in answers}), 6)
+        of = {}
+        for run, seed in (("a", 3), ("b", 3), ("c", 4), ("d", -1), ("e", -1)):
+            with LLM(TINY, device="cpu", threads=1, seed=seed) as llm:
+                of[run] = drawn(llm) + drawn(llm, n=2)
+                self.assertEqual(drawn(llm, 7), drawn(self.llm, 7))  # a request's own comes first
+        self.assertEqual(of["a"], of["b"])
+        self.assertEqual(len({tuple(answer) for run in "acde" for answer in of[run]}), 24)
+        for seed in ("3", 1.5, True):
+            with self.assertRaisesRegex(TypeError, "^seed is a whole number or None"):
+                LLM(TINY, device="cpu", seed=seed)
+
+    def test_sampling_that_the_model_recommends(self):
+        with tempfile.TemporaryDirectory() as folder:
+            model, other = Path(folder, "model"), Path(folder, "other")
+            shutil.copytree(TINY, model)
+            other.mkdir()
+            Path(model, "generation_config.json").write_text('{"temperature": 0.0, "top_k": 7, "top_p": 0.95}')
+            Path(other, "generation_config.json").write_text('{"temperature": 0.5, "min_p": 0.1}')
+            with LLM(model, device="cpu", threads=1, max_model_len=128) as llm:
+                self.assertEqual(llm.get_default_sampling_params(), SamplingParams(temperature=0, top_k=7, top_p=0.95))
+                self.assertEqual(llm.info["default_sampling_params"], {"temperature": 0, "top_k": 7, "top_p": 0.95})
+                greedy = llm.generate([5, 6, 7], replace(GREEDY, max_tokens=16, ignore_eos=False))[0].outputs
+                message = [{"role": "user", "content": "ab"}]
+                for made in (llm.generate([5, 6, 7]), list(llm.stream([5, 6, 7]))[-1:]):
+                    self.assertEqual(made[0].outputs, greedy)
+                self.assertEqual(llm.chat(message)[0].outputs,
+                                 llm.chat(message, replace(GREEDY, max_tokens=16, ignore_eos=False))[0].outputs)
+            for where, want in (("vllm", SamplingParams()), (str(other), SamplingParams(temperature=0.5, min_p=0.1))):
+                with LLM(model, device="cpu", threads=1, generation_config=where) as llm:
+                    self.assertEqual(llm.get_default_sampling_params(), want)
+            Path(model, "generation_config.json").write_text('{"top_p": 7}')
+            with self.assertRaisesRegex(NestedFPError, "generation_config.json: .*top_p.*; generation_config none"):
+                LLM(model, device="cpu")
+            with self.assertRaisesRegex(NestedFPError, f"^generation_config {folder}: .*; it is auto, none, or a"):
+                LLM(model, device="cpu", generation_config=folder)
+
     def test_drafts_change_no_answer(self):
         prompts = [[5, 6, 7] * 5, "ab ba"]
         parameters = [GREEDY, SamplingParams(seed=3, max_tokens=12, logprobs=2, prompt_logprobs=1, ignore_eos=True)]
@@ -418,10 +462,10 @@ class TinyModel(unittest.TestCase):
                 prompt(tools=wrong)
 
     def test_keywords_of_vllm_that_ask_for_nothing(self):
-        with LLM(TINY, device="cpu", threads=1, tensor_parallel_size=1, dtype="float16", trust_remote_code=True, seed=None,
+        with LLM(TINY, device="cpu", threads=1, tensor_parallel_size=1, dtype="float16", trust_remote_code=True,
                  enforce_eager=True, quantization=None) as llm:
             self.assertEqual(len(llm.generate("ab", GREEDY)), 1)
-        for name, value in (("tensor_parallel_size", 2), ("dtype", "bfloat16"), ("quantization", "awq"), ("seed", 0)):
+        for name, value in (("tensor_parallel_size", 2), ("dtype", "bfloat16"), ("quantization", "awq")):
             with self.assertRaisesRegex(TypeError, f"^nestedfp.LLM has no {name}, which is "):
                 LLM(TINY, device="cpu", **{name: value})
 

@@ -31,19 +31,6 @@ std::string with_nonce(std::string_view page, std::string_view nonce) {
   }
 }
 
-void append_sampling(std::string& out, const SamplingDefaults& sampling) {
-  const auto field = [&](std::string_view name, const auto& value) {
-    if (value) fmt::format_to(std::back_inserter(out), "{}\"{}\":{}", out.back() == '{' ? "" : ",", name, *value);
-  };
-  out += '{';
-  field("temperature", sampling.temperature);
-  field("top_k", sampling.top_k);
-  field("top_p", sampling.top_p);
-  field("min_p", sampling.min_p);
-  field("repetition_penalty", sampling.repetition_penalty);
-  out += '}';
-}
-
 }  // namespace
 
 void Api::page(Call& call) {
@@ -161,7 +148,7 @@ std::string Api::model_json() const {
     append_string(out, m.facts().root);
     out += fmt::format(",\"parent\":null,\"max_model_len\":{},\"chat\":{},\"grammars\":{},\"default_sampling_params\":",
                        m.bounds().max_context, m.has_chat(), grammars_available());
-    append_sampling(out, m.facts().sampling);
+    out += m.facts().sampling.json();
     out += '}';
   }
   return out;

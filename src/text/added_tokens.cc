@@ -31,6 +31,7 @@ Result<AddedTokens> AddedTokens::make(std::vector<AddedToken> tokens, const Norm
       NFP_ASSIGN_OR_RETURN(Regex word, Regex::compile(kWordCharacter));
       added.word_.push_back(std::move(word));
     }
+    if (!token.normalized || token.both) added.raw_.add(token.content, index);
     if (token.normalized) {
       std::string storage;
       NFP_ASSIGN_OR_RETURN(const std::string_view content, normalizer.apply(token.content, storage, search));
@@ -40,8 +41,6 @@ Result<AddedTokens> AddedTokens::make(std::vector<AddedToken> tokens, const Norm
                      content.size(), kMaxTokenBytes);
       }
       added.normalized_.add(content, index);
-    } else {
-      added.raw_.add(token.content, index);
     }
   }
   added.tokens_ = std::move(tokens);

@@ -23,6 +23,7 @@ struct AddedToken {
   bool lstrip = false;       // takes the white space before it
   bool rstrip = false;       // takes the white space after it
   bool normalized = false;   // looked for in the normalized text, as its normalized content
+  bool both = false;         // of a normalized one: looked for as it is written, too, before the text is normalized
 };
 
 // A part of the text: an added token, or what lies between (id -1).

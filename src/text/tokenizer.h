@@ -27,7 +27,7 @@ namespace nfp {
 // The texts of a Hugging Face model directory. Only the first is needed.
 struct TokenizerFiles {
   std::string_view tokenizer_json;
-  std::string_view tokenizer_config;   // bos_token, eos_token, pad_token, unk_token, add_bos_token, add_eos_token
+  std::string_view tokenizer_config;   // added_tokens_decoder, bos_token, eos_token, add_bos_token and the like
   std::string_view generation_config;  // eos_token_id: one id or a list, all of which end a generation
 };
 

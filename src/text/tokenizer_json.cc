@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -138,28 +141,34 @@ Result<std::unique_ptr<Bpe>> parse_model(Json root, bool byte_level, int32_t& un
   return bpe;
 }
 
+// All of it but its id.
+Result<AddedToken> parse_added_token(Json node, const std::string& path) {
+  AddedToken token;
+  NFP_ASSIGN_OR_RETURN(token.content, string_field(node, path, "content"));
+  if (token.content.size() > kMaxTokenBytes) {
+    return error(ErrorCode::kInvalidInput, "field '{}.content' has {} bytes; at most {} are supported", path,
+                 token.content.size(), kMaxTokenBytes);
+  }
+  NFP_ASSIGN_OR_RETURN(token.special, bool_field(node, path, "special", false));
+  NFP_ASSIGN_OR_RETURN(token.single_word, bool_field(node, path, "single_word", false));
+  NFP_ASSIGN_OR_RETURN(token.lstrip, bool_field(node, path, "lstrip", false));
+  NFP_ASSIGN_OR_RETURN(token.rstrip, bool_field(node, path, "rstrip", false));
+  NFP_ASSIGN_OR_RETURN(token.normalized, bool_field(node, path, "normalized", !token.special));
+  return token;
+}
+
 Result<std::vector<AddedToken>> parse_added_tokens(Json root, const Vocabulary& vocabulary) {
   std::vector<AddedToken> tokens;
   if (!find_field(root, "added_tokens")) return tokens;
   NFP_ASSIGN_OR_RETURN(const simdjson::dom::array list, array_field(root, "", "added_tokens"));
   for (const Json node : list) {
     const std::string path = fmt::format("added_tokens[{}]", tokens.size());
-    AddedToken token;
     NFP_ASSIGN_OR_RETURN(const int64_t id, int_field(node, path, "id"));
     if (id < 0 || id >= kMaxTokenId) {
       return error(ErrorCode::kInvalidInput, "field '{}.id' is {}; ids go from 0 to {}", path, id, kMaxTokenId - 1);
     }
+    NFP_ASSIGN_OR_RETURN(AddedToken token, parse_added_token(node, path));
     token.id = static_cast<int32_t>(id);
-    NFP_ASSIGN_OR_RETURN(token.content, string_field(node, path, "content"));
-    if (token.content.size() > kMaxTokenBytes) {
-      return error(ErrorCode::kInvalidInput, "field '{}.content' has {} bytes; at most {} are supported", path,
-                   token.content.size(), kMaxTokenBytes);
-    }
-    NFP_ASSIGN_OR_RETURN(token.special, bool_field(node, path, "special", false));
-    NFP_ASSIGN_OR_RETURN(token.single_word, bool_field(node, path, "single_word", false));
-    NFP_ASSIGN_OR_RETURN(token.lstrip, bool_field(node, path, "lstrip", false));
-    NFP_ASSIGN_OR_RETURN(token.rstrip, bool_field(node, path, "rstrip", false));
-    NFP_ASSIGN_OR_RETURN(token.normalized, bool_field(node, path, "normalized", !token.special));
     const int32_t known = vocabulary.find(token.content);
     if (known != Vocabulary::kNone && known != token.id) {
       return error(ErrorCode::kInvalidInput, "field '{}': '{}' has id {} here and {} in model.vocab", path,
@@ -199,17 +208,20 @@ Result<std::optional<std::string_view>> token_field(Json config, std::string_vie
   return token;
 }
 
+constexpr std::array<std::string_view, 7> kRoles = {"bos_token", "eos_token", "pad_token", "unk_token",
+                                                    "sep_token", "cls_token", "mask_token"};
+
 // As transformers finds the tokens that a template may name: roles that all tokenizers have, and a model's own, which
 // are in an object or, since its version 5, beside the others. Version 4 has a list, too.
 Status read_named_tokens(Json config, TokenizerSpec& spec) {
-  constexpr std::array<std::string_view, 5> kRoles = {"pad_token", "unk_token", "sep_token", "cls_token", "mask_token"};
   for (const std::string_view name : kRoles) {
+    if (name == "bos_token" || name == "eos_token") continue;  // which templates have by their ids
     NFP_ASSIGN_OR_RETURN(const auto token, token_field(config, name));
     if (token) spec.named_tokens.emplace_back(name, *token);
   }
   const auto add_members = [&](simdjson::dom::object members, bool all) {
     for (const auto& [name, value] : members) {
-      if (!all && (!name.ends_with("_token") || name == "bos_token" || name == "eos_token")) continue;
+      if (!all && !name.ends_with("_token")) continue;
       if (!all && std::find(kRoles.begin(), kRoles.end(), name) != kRoles.end()) continue;
       if (const auto token = token_text(value)) spec.named_tokens.emplace_back(name, *token);
     }
@@ -226,6 +238,124 @@ Status read_named_tokens(Json config, TokenizerSpec& spec) {
   }
   return ok_status();
 }
+
+// Calls visit(token) for what a tokenizer_config.json calls a special token: a text, or an object with its flags.
+template <typename Visit>
+void each_special(Json config, Visit&& visit) {
+  for (const std::string_view role : kRoles) {
+    if (const auto token = find_field(config, role)) visit(*token);
+  }
+  for (const std::string_view more : {"additional_special_tokens", "extra_special_tokens"}) {
+    const auto field = find_field(config, more);
+    simdjson::dom::array list;
+    simdjson::dom::object named;
+    if (field && field->get(list) == simdjson::SUCCESS) {
+      for (const Json token : list) visit(token);
+    } else if (field && field->get(named) == simdjson::SUCCESS) {
+      for (const auto& [name, token] : named) visit(token);
+    }
+  }
+}
+
+// What transformers adds to the tokens of tokenizer.json: those of added_tokens_decoder in the order of their ids, then
+// special tokens that the vocabulary alone has.
+class TokensOfConfig {
+ public:
+  TokensOfConfig(const Vocabulary& vocabulary, std::vector<AddedToken>& tokens)
+      : vocabulary_(vocabulary), tokens_(tokens) {
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      places_.emplace(tokens[i].content, i);
+      next_id_ = std::max(next_id_, tokens[i].id + 1);
+    }
+    next_id_ = std::max(next_id_, static_cast<int32_t>(vocabulary.size()));
+  }
+
+  Status add(Json config) {
+    std::unordered_set<std::string_view> special;
+    each_special(config, [&](Json token) {
+      if (const auto text = token_text(token)) special.insert(*text);
+    });
+    if (const auto field = find_field(config, "added_tokens_decoder")) {
+      NFP_ASSIGN_OR_RETURN(std::vector<AddedToken> listed, parse_list(*field));
+      for (AddedToken& token : listed) {
+        token.special = token.special || special.contains(token.content);
+        NFP_RETURN_IF_ERROR(put(std::move(token)));
+      }
+    } else {
+      for (AddedToken& token : tokens_) token.special = token.special || special.contains(token.content);
+    }
+    Status status = ok_status();
+    each_special(config, [&](Json token) {
+      const auto text = token_text(token);
+      if (!status.ok() || !text || places_.contains(std::string(*text))) return;
+      if (vocabulary_.find(*text) == Vocabulary::kNone) return;
+      status = put_special(token, *text);
+    });
+    return status;
+  }
+
+ private:
+  static Result<std::vector<AddedToken>> parse_list(Json field) {
+    simdjson::dom::object members;
+    if (field.get(members) != simdjson::SUCCESS) {
+      return error(ErrorCode::kInvalidInput, "field 'added_tokens_decoder' is not an object of ids and tokens");
+    }
+    std::vector<AddedToken> listed;
+    for (const auto& [key, node] : members) {
+      const std::string path = fmt::format("added_tokens_decoder.{}", key);
+      NFP_ASSIGN_OR_RETURN(AddedToken token, parse_added_token(node, path));
+      const auto [end, code] = std::from_chars(key.data(), key.data() + key.size(), token.id);
+      if (code != std::errc() || end != key.data() + key.size() || token.id < 0 || token.id >= kMaxTokenId) {
+        return error(ErrorCode::kInvalidInput, "field '{}': the name is not an id from 0 to {}", path, kMaxTokenId - 1);
+      }
+      listed.push_back(std::move(token));
+    }
+    std::stable_sort(listed.begin(), listed.end(),
+                     [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
+    return listed;
+  }
+
+  Status put_special(Json node, std::string_view text) {
+    AddedToken token;
+    if (node.is<simdjson::dom::object>()) {
+      NFP_ASSIGN_OR_RETURN(token, parse_added_token(node, "special token"));
+    }
+    token.content = text;
+    token.special = true;
+    return put(std::move(token));
+  }
+
+  // As the `tokenizers` package does it: a token that is there keeps its id and takes the new flags, but stays special
+  // and is looked for where it was. A new one takes the next id, whatever the file says.
+  Status put(AddedToken token) {
+    if (token.content.empty()) return ok_status();
+    if (const auto place = places_.find(token.content); place != places_.end()) {
+      AddedToken& old = tokens_[place->second];
+      old.single_word = token.single_word;
+      old.lstrip = token.lstrip;
+      old.rstrip = token.rstrip;
+      if (!old.special && old.normalized != token.normalized) old.normalized = old.both = true;
+      old.special = old.special || token.special;
+      return ok_status();
+    }
+    token.id = vocabulary_.find(token.content);
+    if (token.id == Vocabulary::kNone) {
+      if (vocabulary_.has(next_id_) || next_id_ >= kMaxTokenId) {
+        return error(ErrorCode::kInvalidInput, "field 'added_tokens_decoder': '{}' would get id {}, which is {}",
+                     token.content, next_id_, vocabulary_.has(next_id_) ? "another token's" : "beyond all ids");
+      }
+      token.id = next_id_++;
+    }
+    places_.emplace(token.content, tokens_.size());
+    tokens_.push_back(std::move(token));
+    return ok_status();
+  }
+
+  const Vocabulary& vocabulary_;
+  std::vector<AddedToken>& tokens_;
+  std::unordered_map<std::string, size_t> places_;  // in tokens_, by content
+  int32_t next_id_ = 0;
+};
 
 // A token that the tokenizer does not have is left out.
 Status apply_token(Json config, std::string_view key, const TokenizerSpec& spec, int32_t& id) {
@@ -292,7 +422,8 @@ Result<bool> apply_generation_config(Json config, std::vector<int32_t>& eog) {
   return true;
 }
 
-Result<TokenizerSpec> parse_tokenizer(Json root) {
+// Its added tokens apart, to which tokenizer_config.json may add.
+Result<TokenizerSpec> parse_tokenizer(Json root, std::vector<AddedToken>& added) {
   TokenizerSpec spec;
   if (const auto node = find_field(root, "normalizer")) {
     NFP_RETURN_IF_ERROR(parse_normalizer(*node, "normalizer", 0, spec.normalizer));
@@ -308,31 +439,38 @@ Result<TokenizerSpec> parse_tokenizer(Json root) {
   NFP_ASSIGN_OR_RETURN(spec.decoder, parse_decoder(decoder, "decoder"));
   NFP_ASSIGN_OR_RETURN(spec.bpe, parse_model(root, byte_level, spec.special.unk));
   if (!byte_level) cut_at_marks(spec.pre_tokenizer, *spec.bpe);
-  NFP_ASSIGN_OR_RETURN(std::vector<AddedToken> added, parse_added_tokens(root, spec.bpe->vocabulary()));
-  NFP_ASSIGN_OR_RETURN(spec.added, AddedTokens::make(std::move(added), spec.normalizer));
+  NFP_ASSIGN_OR_RETURN(added, parse_added_tokens(root, spec.bpe->vocabulary()));
   return spec;
 }
 
 Result<TokenizerSpec> parse_files(const TokenizerFiles& files) {
   simdjson::dom::parser parser;
   NFP_ASSIGN_OR_RETURN(const Json root, parse_json(parser, files.tokenizer_json, "the tokenizer"));
-  NFP_ASSIGN_OR_RETURN(TokenizerSpec spec, parse_tokenizer(root));
+  std::vector<AddedToken> added;
+  NFP_ASSIGN_OR_RETURN(TokenizerSpec spec, parse_tokenizer(root, added));
+  const auto in_config = [](Error err) { return in_file("tokenizer_config.json", std::move(err)); };
+  std::optional<Json> config;
+  if (!files.tokenizer_config.empty()) {
+    auto parsed = parse_json(parser, quote_non_finite(files.tokenizer_config), "the file");
+    if (!parsed.ok()) return in_config(std::move(parsed).error());
+    config = *parsed;
+    Status status = TokensOfConfig(spec.bpe->vocabulary(), added).add(*config);
+    if (!status.ok()) return in_config(std::move(status).error());
+  }
+  NFP_ASSIGN_OR_RETURN(spec.added, AddedTokens::make(std::move(added), spec.normalizer));
   SpecialIds& special = spec.special;
   special.bos = first_known(spec.added, {"<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>"});
   special.eos = first_known(spec.added, {"</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>"});
-  if (!files.tokenizer_config.empty()) {
-    const auto apply = [&]() -> Status {
-      NFP_ASSIGN_OR_RETURN(const Json config, parse_json(parser, quote_non_finite(files.tokenizer_config), "the file"));
-      return apply_tokenizer_config(config, spec);
-    };
-    if (Status status = apply(); !status.ok()) return in_file("tokenizer_config.json", std::move(status).error());
+  if (config) {
+    Status status = apply_tokenizer_config(*config, spec);
+    if (!status.ok()) return in_config(std::move(status).error());
   }
   bool knows_end = false;
   if (!files.generation_config.empty()) {
     const auto apply = [&]() -> Status {
-      NFP_ASSIGN_OR_RETURN(const Json config,
+      NFP_ASSIGN_OR_RETURN(const Json generation,
                            parse_json(parser, quote_non_finite(files.generation_config), "the file"));
-      NFP_ASSIGN_OR_RETURN(knows_end, apply_generation_config(config, special.eog));
+      NFP_ASSIGN_OR_RETURN(knows_end, apply_generation_config(generation, special.eog));
       return ok_status();
     };
     if (Status status = apply(); !status.ok()) return in_file("generation_config.json", std::move(status).error());

@@ -1,5 +1,6 @@
 #include "text/tokenizer.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -114,6 +115,71 @@ TEST(Tokenizer, RolesComeFromTheConfigs) {
                               "bos_token": "<s>", "eos_token": "</s>"})");
   EXPECT_FALSE(llama->adds_bos());
   EXPECT_EQ(encode(*llama, ""), Ids{2});
+}
+
+std::string from_json_error(const TokenizerFiles& files) {
+  const auto tokenizer = Tokenizer::from_json(files, "t");
+  return tokenizer.ok() ? "" : tokenizer.error().message;
+}
+
+// Ids and flags are those that transformers 4.57.6 gives.
+TEST(Tokenizer, TokensOfTheConfigAreAdded) {
+  TokenizerJson json = byte_level_json();
+  json.tokens.emplace_back("<x>");
+  constexpr int32_t kX = 264;
+  const auto with = [&](const std::string& added, const std::string& config) {
+    TokenizerJson other = json;
+    if (!added.empty()) other.added.insert(other.added.size() - 1, ", " + added);
+    return load(other, config);
+  };
+  const auto encode_x = [](const Tokenizer& tokenizer) { return encode(tokenizer, "a <x> b"); };
+  const int32_t a = byte_id('a'), b = byte_id('b'), space = byte_id(' ');
+  ASSERT_EQ(encode_x(*with("", "")), (Ids{a, space, byte_id('<'), byte_id('x'), byte_id('>'), space, b}));
+
+  // A token that the vocabulary has, and one that nothing has: it takes the next id.
+  auto tokenizer = with("", R"({"added_tokens_decoder": {"300": {"content": "<y>"},
+      "264": {"content": "<x>", "rstrip": true, "normalized": false, "special": true}}})");
+  EXPECT_EQ(encode_x(*tokenizer), (Ids{a, space, kX, b}));
+  EXPECT_TRUE(tokenizer->is_special(kX));
+  EXPECT_EQ(encode(*tokenizer, "<y>"), Ids{265});
+  EXPECT_FALSE(tokenizer->is_special(265));
+
+  // The flags of one that is there, which stays special.
+  const std::string there = R"({"id": 264, "content": "<x>", "lstrip": true, "normalized": false, "special": true})";
+  EXPECT_EQ(encode_x(*with(there, "{}")), (Ids{a, kX, space, b}));
+  tokenizer = with(there, R"({"added_tokens_decoder": {"264": {"content": "<x>", "special": false}}})");
+  EXPECT_EQ(encode_x(*tokenizer), (Ids{a, space, kX, space, b}));
+  EXPECT_TRUE(tokenizer->is_special(kX));
+
+  // Tokens with a role are special, also where the vocabulary alone has them. What nothing has is no token.
+  for (const std::string role :
+       {R"("eos_token": "<x>")", R"("additional_special_tokens": ["<x>"])",
+        R"("extra_special_tokens": {"image_token": "<x>"})", R"("extra_special_tokens": ["<x>"])"}) {
+    for (const char* added : {"", R"({"id": 264, "content": "<x>"})"}) {
+      tokenizer = with(added, "{" + role + R"(, "pad_token": "<pad>"})");
+      EXPECT_EQ(encode_x(*tokenizer), (Ids{a, space, kX, space, b})) << role;
+      EXPECT_TRUE(tokenizer->is_special(kX)) << role;
+      EXPECT_EQ(tokenizer->vocab_size(), 265) << role;
+    }
+  }
+
+  // Looked for as it is written by one file and in the normalized text by the other: both.
+  json.normalizer = R"({"type": "Replace", "pattern": {"String": "X"}, "content": "x"})";
+  json.tokens.back() = "<X>";
+  for (const bool first : {true, false}) {
+    tokenizer =
+        with(fmt::format(R"({{"id": 264, "content": "<X>", "normalized": {}}})", first),
+             fmt::format(R"({{"added_tokens_decoder": {{"264": {{"content": "<X>", "normalized": {}}}}}}})", !first));
+    EXPECT_EQ(encode(*tokenizer, "<X><x>"), (Ids{kX, kX}));
+  }
+
+  const std::string text = json.text();
+  EXPECT_EQ(from_json_error({text, R"({"added_tokens_decoder": {"x": {"content": "<y>"}}})", {}}),
+            "t: tokenizer_config.json: field 'added_tokens_decoder.x': the name is not an id from 0 to 4194303");
+  EXPECT_EQ(from_json_error({text, R"({"added_tokens_decoder": {"5": {}}})", {}}),
+            "t: tokenizer_config.json: field 'added_tokens_decoder.5.content' is missing");
+  EXPECT_EQ(from_json_error({text, R"({"added_tokens_decoder": []})", {}}),
+            "t: tokenizer_config.json: field 'added_tokens_decoder' is not an object of ids and tokens");
 }
 
 TEST(Tokenizer, TheFirstLineOfMergesTxtIsNoMerge) {

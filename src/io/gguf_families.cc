@@ -145,10 +145,11 @@ constexpr KindOfKey kKinds[] = {
     {"rope.scaling.yarn_beta_slow", Kind::kNumber},
 };
 constexpr KindOfKey kTokenizerKinds[] = {
-    {"tokenizer.ggml.bos_token_id", Kind::kWhole},     {"tokenizer.ggml.eos_token_id", Kind::kWhole},
-    {"tokenizer.ggml.eot_token_id", Kind::kWhole},     {"tokenizer.ggml.unknown_token_id", Kind::kWhole},
-    {"tokenizer.ggml.padding_token_id", Kind::kWhole}, {"tokenizer.ggml.add_bos_token", Kind::kBoolean},
-    {"tokenizer.ggml.add_eos_token", Kind::kBoolean},  {"tokenizer.ggml.add_space_prefix", Kind::kBoolean},
+    {"tokenizer.ggml.bos_token_id", Kind::kWhole},       {"tokenizer.ggml.eos_token_id", Kind::kWhole},
+    {"tokenizer.ggml.eot_token_id", Kind::kWhole},       {"tokenizer.ggml.eom_token_id", Kind::kWhole},
+    {"tokenizer.ggml.unknown_token_id", Kind::kWhole},   {"tokenizer.ggml.padding_token_id", Kind::kWhole},
+    {"tokenizer.ggml.add_bos_token", Kind::kBoolean},    {"tokenizer.ggml.add_eos_token", Kind::kBoolean},
+    {"tokenizer.ggml.add_space_prefix", Kind::kBoolean},
 };
 
 // llama.cpp's converter copies a configuration's attention_factor, which OLMo 3's has although it is what YaRN's factor

@@ -157,6 +157,10 @@ TEST_F(GgufModel, LooksLikeAHuggingFaceModel) {
   EXPECT_EQ(tokenizer->model, "gpt2");
   EXPECT_EQ(tokenizer->tokens.size(), 4u);
   EXPECT_EQ(tokenizer->chat_template, "{{ x }}");
+  EXPECT_EQ(tokenizer->eom, std::nullopt);
+  source = open(testing::tiny_gguf(testing::tiny_gguf_keys().integer("tokenizer.ggml.eom_token_id", 2)));
+  ASSERT_TRUE(source.ok()) << source.error().message;
+  EXPECT_EQ((*source)->gguf_tokenizer()->eom, 2);
 }
 
 // llama.cpp's converter: reshape(heads, 2, head_dim / 2, cols).swapaxes(1, 2). Rows here count, so the order shows.

@@ -22,6 +22,7 @@ std::optional<GgufTokenizer> gguf_tokenizer_of(const GgufFile& gguf) {
   t.bos = gguf.integer("tokenizer.ggml.bos_token_id");
   t.eos = gguf.integer("tokenizer.ggml.eos_token_id");
   t.eot = gguf.integer("tokenizer.ggml.eot_token_id");
+  t.eom = gguf.integer("tokenizer.ggml.eom_token_id");
   t.unknown = gguf.integer("tokenizer.ggml.unknown_token_id");
   t.padding = gguf.integer("tokenizer.ggml.padding_token_id");
   t.add_bos = gguf.boolean("tokenizer.ggml.add_bos_token");

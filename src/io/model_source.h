@@ -56,7 +56,7 @@ struct GgufTokenizer {
       types;  // as many as tokens, or none: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte
   std::vector<float> scores;             // as many as tokens, or none
   std::vector<std::string_view> merges;  // "left right"
-  std::optional<int64_t> bos, eos, eot, unknown, padding;
+  std::optional<int64_t> bos, eos, eot, eom, unknown, padding;
   std::optional<bool> add_bos, add_eos, add_space_prefix;
   std::string_view chat_template;  // may be empty
 };

@@ -89,6 +89,7 @@ Result<std::shared_ptr<const Tokenizer>> load_tokenizer(const ModelSource& sourc
   vocab.bos = gguf->bos;
   vocab.eos = gguf->eos;
   vocab.eot = gguf->eot;
+  vocab.eom = gguf->eom;
   vocab.unknown = gguf->unknown;
   vocab.padding = gguf->padding;
   vocab.add_bos = gguf->add_bos;

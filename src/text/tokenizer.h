@@ -41,7 +41,7 @@ struct GgufVocab {
                                              // 4 user defined, 5 unused, 6 byte
   std::span<const float> scores;             // as many as tokens; "llama" needs them, "gpt2" does not
   std::span<const std::string_view> merges;  // "left right", best first; "gpt2" needs them
-  std::optional<int64_t> bos, eos, eot, unknown, padding;
+  std::optional<int64_t> bos, eos, eot, eom, unknown, padding;
   std::optional<bool> add_bos, add_eos, add_space_prefix;
 };
 

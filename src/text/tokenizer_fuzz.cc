@@ -51,7 +51,7 @@ nfp::Result<std::shared_ptr<const nfp::Tokenizer>> from_gguf(std::string_view re
   vocab.pre = next_line(&rest);
   const std::string signs = std::string(next_line(&rest)) + std::string(10, '-');
   size_t sign = 0;
-  for (std::optional<int64_t>* id : {&vocab.bos, &vocab.eos, &vocab.eot, &vocab.unknown, &vocab.padding}) {
+  for (std::optional<int64_t>* id : {&vocab.bos, &vocab.eos, &vocab.eot, &vocab.eom, &vocab.unknown, &vocab.padding}) {
     if (const char c = signs[sign++]; c != '-') *id = c - '0';
   }
   for (std::optional<bool>* flag : {&vocab.add_bos, &vocab.add_eos, &vocab.add_space_prefix}) {

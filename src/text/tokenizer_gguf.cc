@@ -36,9 +36,33 @@ constexpr std::string_view kDigit = R"(\p{N})";
 constexpr std::string_view kMarksPattern = R"([\p{P}$+<=>^~|]+)", kNumberPattern = R"(\p{N}+)",
                            kThreeDigitsPattern = "[0-9][0-9][0-9]";
 
+// DeepSeek's of 2023 and 2024: line ends, words and signs with a space before them, Chinese and Korean, digits. The
+// letters of one are those with a case that its makers listed.
+constexpr std::string_view kLineEndPattern = R"([\r\n])", kWordPattern = R"(\s?\p{L}+)", kSignsPattern = R"(\s?\p{P}+)",
+                           kWideSignsPattern =
+                               R"(\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+)",
+                           kTrailingSpacePattern = R"(\s+$)",
+                           kHanPattern = R"([\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+)";
+constexpr std::string_view kCasedPattern =
+    R"(\s?[)"
+    R"(A-Za-z\x{B5}\x{C0}-\x{D6}\x{D8}-\x{F6}\x{F8}-\x{1BA}\x{1BC}-\x{1BF}\x{1C4}-\x{293}\x{295}-\x{2AF})"
+    R"(\x{370}-\x{373}\x{376}\x{377}\x{37B}-\x{37D}\x{37F}\x{386}\x{388}-\x{38A}\x{38C}\x{38E}-\x{3A1})"
+    R"(\x{3A3}-\x{3F5}\x{3F7}-\x{481}\x{48A}-\x{52F}\x{531}-\x{556}\x{10A0}-\x{10C5}\x{13A0}-\x{13F5})"
+    R"(\x{13F8}-\x{13FD}\x{1C90}-\x{1CBA}\x{1CBD}-\x{1CBF}\x{1D00}-\x{1D2B}\x{1D6B}-\x{1D77}\x{1D79}-\x{1D9A})"
+    R"(\x{1E00}-\x{1F15}\x{1F18}-\x{1F1D}\x{1F20}-\x{1F45}\x{1F48}-\x{1F4D}\x{1F50}-\x{1F57}\x{1F59}\x{1F5B})"
+    R"(\x{1F5D}\x{1F5F}-\x{1F7D}\x{1F80}-\x{1FB4}\x{1FB6}-\x{1FBC}\x{1FBE}\x{1FC2}-\x{1FC4}\x{1FC6}-\x{1FCC})"
+    R"(\x{1FD0}-\x{1FD3}\x{1FD6}-\x{1FDB}\x{1FE0}-\x{1FEC}\x{1FF2}-\x{1FF4}\x{1FF6}-\x{1FFC}\x{2102}\x{2107})"
+    R"(\x{210A}-\x{2113}\x{2115}\x{2119}-\x{211D}\x{2124}\x{2126}\x{2128}\x{212A}-\x{212D}\x{212F}-\x{2134})"
+    R"(\x{2139}\x{213C}-\x{213F}\x{2145}-\x{2149}\x{214E}\x{2183}\x{2184}\x{2C00}-\x{2C7B}\x{2C7E}-\x{2CE4})"
+    R"(\x{2CEB}-\x{2CEE}\x{2CF2}\x{2CF3}\x{A640}-\x{A66D}\x{A680}-\x{A69B}\x{A722}-\x{A76F}\x{A771}-\x{A787})"
+    R"(\x{A78B}-\x{A78E}\x{AB70}-\x{ABBF}\x{FB00}-\x{FB06}\x{FB13}-\x{FB17}\x{FF21}-\x{FF3A}\x{FF41}-\x{FF5A})"
+    R"(\x{10400}-\x{1044F}\x{104B0}-\x{104D3}\x{104D8}-\x{104FB}\x{10C80}-\x{10CB2}\x{10CC0}-\x{10CF2})"
+    R"(\x{118A0}-\x{118DF}\x{1E900}-\x{1E943})"
+    R"(]+)";
+
 struct KnownPre {
   std::string_view name;                     // tokenizer.ggml.pre
-  std::array<std::string_view, 4> patterns;  // pieces, by one after the other; empty ones at the end
+  std::array<std::string_view, 6> patterns;  // pieces, by one after the other; empty ones at the end
   bool nfc;                                  // as the model's tokenizer.json normalizes
   bool ignore_merges;
   bool add_bos;  // unless the file says otherwise
@@ -51,24 +75,36 @@ constexpr KnownPre kKnownPre[] = {
     {"olmo", {kGpt2Pattern}, false, false, false},
     {"exaone4", {kGpt2Pattern}, false, false, false},
     {"mpt", {kGpt2Pattern}, false, false, false},
+    {"mellum", {kGpt2Pattern}, false, false, false},
+    {"trillion", {kGpt2Pattern}, false, false, false},
+    {"a.x-4.0", {kGpt2Pattern}, false, false, false},
     {"smollm", {kDigit, kGpt2Pattern}, false, false, false},
     {"starcoder", {kDigit, kGpt2Pattern}, false, false, false},
     {"refact", {kDigit, kGpt2Pattern}, false, false, false},
+    {"minerva-7b", {kDigit, kGpt2Pattern}, false, false, false},
     {"command-r", {kDigit, kGpt2Pattern}, true, false, true},
     {"llama-bpe", {kLlama3Pattern}, false, true, true},
     {"llama3", {kLlama3Pattern}, false, true, true},
     {"llama-v3", {kLlama3Pattern}, false, true, true},
     {"falcon3", {kLlama3Pattern}, false, true, false},
+    {"midm-2.0", {kLlama3Pattern}, false, true, true},
     {"dbrx", {kLlama3Pattern}, false, false, false},
     {"glm4", {kLlama3Pattern}, false, false, false},
     {"chatglm-bpe", {kLlama3Pattern}, false, false, false},
     {"smaug-bpe", {kLlama3Pattern}, false, false, false},
     {"qwen2", {kQwen2Pattern}, true, false, false},
     {"deepseek-r1-qwen", {kQwen2Pattern}, true, false, false},
+    {"megrez", {kQwen2Pattern}, false, false, false},
     {"stablelm2", {kQwen2Pattern}, false, false, false},
     {"seed-coder", {kSeedPattern}, false, false, false},
     {"tekken", {kTekkenPattern}, false, true, true},
     {"gpt-4o", {kO200kPattern}, false, false, false},
+    {"deepseek-llm",
+     {kLineEndPattern, kCasedPattern, kWideSignsPattern, kTrailingSpacePattern, kHanPattern, kNumberPattern},
+     false,
+     false,
+     false},
+    {"deepseek-coder", {kLineEndPattern, kWordPattern, kSignsPattern, kHanPattern, kDigit}, false, false, false},
 };
 
 Result<const KnownPre*> find_pre(std::string_view name) {
@@ -230,6 +266,7 @@ Result<TokenizerSpec> read_gguf(const GgufVocab& vocab) {
   NFP_ASSIGN_OR_RETURN(spec.special.unk, role(vocab, "unknown", vocab.unknown));
   NFP_ASSIGN_OR_RETURN(spec.special.pad, role(vocab, "padding", vocab.padding));
   NFP_ASSIGN_OR_RETURN(const int32_t eot, role(vocab, "eot", vocab.eot));
+  NFP_ASSIGN_OR_RETURN(const int32_t eom, role(vocab, "eom", vocab.eom));
   NFP_ASSIGN_OR_RETURN(Vocabulary vocabulary, make_vocabulary(vocab));
   bool add_bos = false;
   if (vocab.model == "gpt2") {
@@ -246,7 +283,9 @@ Result<TokenizerSpec> read_gguf(const GgufVocab& vocab) {
   for (const auto& [name, id] : {std::pair("pad_token", spec.special.pad), {"unk_token", spec.special.unk}}) {
     if (id != Vocabulary::kNone) spec.named_tokens.emplace_back(name, vocab.tokens[static_cast<size_t>(id)]);
   }
-  if (eot != Vocabulary::kNone) spec.special.eog.push_back(eot);
+  for (const int32_t end : {eot, eom}) {
+    if (end != Vocabulary::kNone) spec.special.eog.push_back(end);
+  }
   add_known_eog(spec.added, spec.special.eog);
   return spec;
 }

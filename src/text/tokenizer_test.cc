@@ -469,6 +469,20 @@ TEST(TokenizerGguf, AnObservationEndsATurn) {
 }
 
 // As llama.cpp takes files of before it wrote the name.
+TEST(TokenizerGguf, TheEndOfAMessageEndsATurn) {
+  TokenizerJson json = byte_level_json();
+  json.tokens[0] = "<|turn|>";
+  json.tokens[2] = "<|message|>";
+  Gguf gguf(json, "gpt2", "gpt-2");
+  gguf.types[0] = gguf.types[1] = gguf.types[2] = 3;
+  gguf.vocab.eos = 1;
+  gguf.vocab.eot = 0;
+  gguf.vocab.eom = 2;
+  const auto tokenizer = Tokenizer::from_gguf(gguf.vocab, "m.gguf");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+  EXPECT_EQ(Ids((*tokenizer)->eog_ids().begin(), (*tokenizer)->eog_ids().end()), (Ids{0, 1, 2}));
+}
+
 TEST(TokenizerGguf, NoPreTokenizerIsTheDefaultOne) {
   const std::string space = "\xC4\xA0";  // as byte-level vocabularies write it
   TokenizerJson json = byte_level_json();

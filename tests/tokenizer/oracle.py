@@ -197,6 +197,8 @@ def main():
                  "qwen2": lambda: pipelines.gguf_parts_of_byte_level(theirs, "qwen2"),
                  "cl100k": lambda: pipelines.gguf_parts_of_byte_level(theirs, "dbrx"),
                  "seed": lambda: pipelines.gguf_parts_of_byte_level(theirs, "seed-coder"),
+                 "deepseek_llm": lambda: pipelines.gguf_parts_of_byte_level(theirs, "deepseek-llm"),
+                 "deepseek_coder": lambda: pipelines.gguf_parts_of_byte_level(theirs, "deepseek-coder"),
                  "unnamed": lambda: pipelines.gguf_parts_of_byte_level(theirs, ""),
                  "granite": lambda: pipelines.gguf_parts_of_byte_level(theirs, "refact"),
                  "tekken": lambda: pipelines.gguf_parts_of_byte_level(theirs, "tekken", bos=1),

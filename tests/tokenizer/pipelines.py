@@ -18,6 +18,20 @@ TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# The letters of DeepSeek LLM's tokenizer.json.
+CASED = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
+    "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
+    "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
+    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d"
+    "\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb"
+    "\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128"
+    "\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4"
+    "\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf"
+    "\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3"
+    "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + CONTRACTION +
@@ -130,6 +144,21 @@ def seed():
     split = pre_tokenizers.Split(Regex(CL100K_HEAD + r"\p{N}{1}" + tail), "isolated", invert=False)
     pre = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     return byte_level(pre, special=["<seed:bos>", "<seed:pad>", "<seed:eos>", "<seed:think>"])
+
+
+def deepseek(*patterns):
+    pre = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in ("[\r\n]", *patterns, HAN)]
+    pre += [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    return byte_level(pre_tokenizers.Sequence(pre), special=["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"])
+
+
+def deepseek_llm():
+    wide_signs = "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
+    return deepseek(r"\s?[" + CASED + "]+", wide_signs, r"\s+$")
+
+
+def deepseek_coder():
+    return deepseek(r"\s?\p{L}+", r"\s?\p{P}+")
 
 
 def unnamed():
@@ -318,9 +347,9 @@ def whitespace():
     return byte_level(pre, normalizer=normalizers.NFKC(), special=["<s>"])
 
 
-ALL = [gpt2, gpt2_prefix, llama3, llama3_odd_merges, deepseek_distill, qwen2, tekken, cl100k, seed, phi4_mini, olmo,
-       digits_byte_level, unnamed, granite, smollm2, llama2, llama2_crossing, phi3, mistral, gemma, metaspace_unknown,
-       splits, whitespace]
+ALL = [gpt2, gpt2_prefix, llama3, llama3_odd_merges, deepseek_distill, qwen2, tekken, cl100k, seed, deepseek_llm,
+       deepseek_coder, phi4_mini, olmo, digits_byte_level, unnamed, granite, smollm2, llama2, llama2_crossing, phi3,
+       mistral, gemma, metaspace_unknown, splits, whitespace]
 
 
 def dump_vocab(parts, path):

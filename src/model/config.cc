@@ -129,6 +129,21 @@ class Fields {
     return slides;
   }
 
+  bool is_text(const char* field) const { return has(field) && object_[field].is_string(); }
+  // The same of letters that the layers take in turn, L those that slide. The last layer never does.
+  std::vector<bool> lettered_layers(const char* field, int32_t layers) {
+    const std::string letters = text(field, std::nullopt);
+    if (letters.empty() || letters.find_first_not_of("LG") != std::string::npos) {
+      fail(field, fmt::format("is \"{}\"; as a text it is of the letters L, layers with a window, and G", letters));
+      return {};
+    }
+    std::vector<bool> slides;
+    for (int32_t i = 0; i < layers; ++i) {
+      slides.push_back(i + 1 < layers && letters[static_cast<size_t>(i) % letters.size()] == 'L');
+    }
+    return slides;
+  }
+
   void fail(const char* field, std::string_view message) {
     if (!error_) error_ = nfp::error(ErrorCode::kInvalidInput, "{}: field '{}' {}", where_, field, message);
   }
@@ -419,7 +434,12 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   }
   extra.layer_slides = fields.sliding_layers("layer_types", config.layers);
   if (defaults.sliding_window_pattern > 0 && extra.layer_slides.empty()) {
-    extra.sliding_window_pattern = fields.integer("sliding_window_pattern", defaults.sliding_window_pattern, 1, 4096);
+    extra.sliding_window_pattern = defaults.sliding_window_pattern;
+    if (!fields.is_text("sliding_window_pattern")) {
+      extra.sliding_window_pattern = fields.integer("sliding_window_pattern", defaults.sliding_window_pattern, 1, 4096);
+    } else if (extra.sliding_window > 0) {
+      extra.layer_slides = fields.lettered_layers("sliding_window_pattern", config.layers);
+    }
   }
   extra.qkv_bias = fields.boolean("qkv_bias", true);
   extra.clip_qkv = fields.number_or_null("clip_qkv", 0.0f, 0.0, 1e6);

@@ -595,8 +595,21 @@ TEST(Config, Exaone4RotatesWhereItSlidesAlone) {
   EXPECT_TRUE(config->reads_stream() && config->qk_norm && !config->norm_spans_heads && !config->qkv_bias);
   EXPECT_EQ(config->windows, (std::vector<int32_t>{4096, 4096, 4096, 0, 4096}));
   EXPECT_EQ(config->nope_layers, (std::vector<bool>{false, false, false, true, false}));
-  json["sliding_window_pattern"] = "LG";  // as releases have it, which transformers cannot read
-  EXPECT_NE(parse(json).error().message.find("'sliding_window_pattern' is \"LG\""), std::string::npos);
+  json["sliding_window_pattern"] = "LG";  // as releases have it
+  config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->windows, (std::vector<int32_t>{4096, 0, 4096, 0, 0}));  // the last layer has none
+  EXPECT_EQ(config->nope_layers, (std::vector<bool>{false, true, false, true, true}));
+  json["sliding_window"] = nullptr;  // of no layer, then
+  config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_EQ(config->windows, std::vector<int32_t>(5));
+  json.erase("sliding_window");
+  for (const char* wrong : {"", "LXG"}) {
+    json["sliding_window_pattern"] = wrong;
+    EXPECT_NE(parse(json).error().message.find(fmt::format("'sliding_window_pattern' is \"{}\"; as a text", wrong)),
+              std::string::npos);
+  }
   json["num_hidden_layers"] = 2;
   json["layer_types"] = {"full_attention", "sliding_attention"};
   config = parse(json);

@@ -204,7 +204,10 @@ void SloPolicy::see_arrivals(const StepState& state) {
     next = std::max(next, sequence.serial + 1);
     fp8_queue_s_ = std::max(0.0, fp8_queue_s_ - std::max(0.0, sequence.arrival_s - fp8_queue_at_));
     fp8_queue_at_ = std::max(fp8_queue_at_, sequence.arrival_s);
-    if (fp8_speed_ > 0) fp8_queue_s_ += sequence.missing / fp8_speed_;
+    // Before the first prompts have been planned no pace is known: they count as each would take alone.
+    fp8_queue_s_ += fp8_speed_ > 0 ? sequence.missing / fp8_speed_
+                                   : model_.prompt_seconds(levels_.back(), sequence.missing, sequence.context,
+                                                           state.max_step_tokens);
     if (fp8_queue_s_ <= sequence.ttft_s) kept_by_fp8_.push_back(sequence.serial);
     if (kept_by_fp8_.size() > 256) kept_by_fp8_.pop_front();
     lost_share_ *= 1 - 1 / options_.requests_remembered;

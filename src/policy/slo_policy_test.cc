@@ -514,6 +514,18 @@ TEST(SloPolicy, ReservesGrowOnlyWhereFp8WouldHaveKeptWhatWasLost) {
   EXPECT_EQ(share_after(20, 1000, 0.2), 1);
 }
 
+// A burst is the first that a policy sees: FP8 alone would have kept no more of it than the three that are in time.
+TEST(SloPolicy, AFirstBurstIsNotTakenForWhatFp8WouldHaveKept) {
+  const auto policy = slo();
+  std::vector<SequenceState> burst;
+  for (int i = 0; i < 200; ++i) burst.push_back(prompt(1000, 0, 0.1));  // 32 ms in FP8
+  policy->decide(state_of(burst, 0));
+  burst.erase(burst.begin(), burst.begin() + 3);
+  policy->decide(state_of(burst, 10));  // lost
+  policy->decide(state_of({}, 20));
+  EXPECT_EQ(policy->decide(state_of({prompt(1000, 20, 0.08)}, 20)).fp8_share, 0);  // 61 ms in FP16
+}
+
 // Likewise where each comes with a short one, which is in time: it is not the short one that is lost. Nor is one that
 // was not seen before counted less for having come with one that was.
 TEST(SloPolicy, WhatCameTogetherIsLostByItself) {

@@ -54,8 +54,10 @@ std::string bash_completion(const Command& tree) {
       R"sh(# bash completion for {0}, made by `{0} completion bash`.
 _{0}() {{
   local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD - 1]}} path='' values='' files=0 flags='' verbs='' models=0 i
-  # Bash gives --flag=value as three words.
-  if [[ $cur == '=' ]]; then
+  local word=${{COMP_LINE:0:COMP_POINT}}
+  # Bash gives --flag=value as three words, and divides org/name@REVISION:FILE likewise: `word` is the whole of it, of
+  # which $2 is what a reply takes the place of.
+  if [[ $cur == [=:@] ]]; then
     cur=''
   elif [[ $prev == '=' ]]; then
     prev=${{COMP_WORDS[COMP_CWORD - 2]}}
@@ -64,6 +66,8 @@ _{0}() {{
     case "$path ${{COMP_WORDS[i]}}" in
 {1}    esac
   done
+  word=${{word##*[[:space:]]}}
+  [[ $word == *"${{2-$cur}}" ]] || word=$cur
   COMPREPLY=()
   case "$path $prev" in
 {2}  esac
@@ -85,8 +89,9 @@ _{0}() {{
   mapfile -t COMPREPLY < <(
     compgen -W "$verbs" -- "$cur"
     if ((models)); then
-      compgen -f -- "$cur"
-      compgen -W "$("${{COMP_WORDS[0]}}" models --names 2>/dev/null)" -- "$cur"
+      while IFS= read -r; do printf '%s\n' "${{REPLY#"${{word%"${{2-$cur}}"}}"}}"; done < <(
+        compgen -f -- "$word"
+        compgen -W "$("${{COMP_WORDS[0]}}" models --names 2>/dev/null)" -- "$word")
     fi
   )
   if ((models)); then compopt -o filenames 2>/dev/null; fi

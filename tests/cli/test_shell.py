@@ -111,6 +111,34 @@ class Completion(Scratch):
         self.assertIn("orders.gguf", self.bash("nestedfp", "serve", "--step-times", ""))
         self.assertEqual(set(self.bash("nestedfp", "completion", "")), {"bash", "zsh", "fish"})
 
+    def test_bash_completes_names_with_a_revision_and_a_file(self):
+        for ref in ["main", "v2"]:
+            for name, text in [(f"refs/{ref}", ref), (f"snapshots/{ref}/a.gguf", ""), (f"snapshots/{ref}/b.gguf", "")]:
+                path = self.path("hub/models--org--name/" + name)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "w") as file:
+                    file.write(text)
+        script, _ = self.script("bash")
+
+        def offered(word, divided, replaced):
+            """What replies are there where bash divides `word` so, and puts a reply in the place of its end."""
+            line = "nestedfp chat " + word
+            text = f"""source {script}; COMP_LINE='{line}'; COMP_POINT={len(line)}; COMP_WORDS=('{os.path.abspath(PROGRAM)}' chat {divided})
+                       COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _nestedfp nestedfp '{replaced}' x; printf '%s\\n' "${{COMPREPLY[@]}}" """
+            done = subprocess.run(["bash", "--norc", "-c", text], capture_output=True, text=True, timeout=60, cwd=self.dir,
+                                  env={**os.environ, "HF_HUB_CACHE": self.path("hub")}, check=True)
+            self.assertEqual(done.stderr, "")
+            return done.stdout.split()
+        # As bash 5.2 calls it.
+        self.assertEqual(len(offered("org/n", "org/n", "org/n")), 4)
+        self.assertEqual(offered("org/name:", "org/name :", ""), ["a.gguf", "b.gguf"])
+        self.assertEqual(offered("org/name:b", "org/name : b", "b"), ["b.gguf"])
+        self.assertEqual(offered("org/name@", "org/name @", "@"), ["@v2:a.gguf", "@v2:b.gguf"])
+        self.assertEqual(offered("org/name@v", "org/name @ v", "@v"), ["@v2:a.gguf", "@v2:b.gguf"])
+        self.assertEqual(offered("org/name@v2:b", "org/name @ v2 : b", "b"), ["b.gguf"])
+        # Where a person has taken ':' and '@' out of COMP_WORDBREAKS.
+        self.assertEqual(offered("org/name:b", "org/name:b", "org/name:b"), ["org/name:b.gguf"])
+
     def test_fish_offers_what_fits(self):
         self.need("fish")
         path, _ = self.script("fish")

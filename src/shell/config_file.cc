@@ -76,13 +76,13 @@ class Reader {
   }
 
   Status read_header(bool late) {
-    take('[');
-    const size_t end = text_.find_first_of("]\n", place_);
-    const std::string header(text_.substr(place_, end - place_));
-    if (late || end == std::string_view::npos || text_[end] != ']' || header != table_) {
-      return bad(fmt::format("'[{}' : the only table is [{}], once and first", header, table_));
+    const std::string_view line = text_.substr(place_, text_.find_first_of("\r\n#", place_) - place_);
+    const std::string header = "[" + table_ + "]";
+    if (late || !line.starts_with(header)) {
+      return bad(fmt::format("'{}': the only table is {}, once and first",
+                             line.substr(0, line.find_last_not_of(" \t") + 1), header));
     }
-    place_ = end + 1;
+    place_ += header.size();
     return ok_status();
   }
 

@@ -11,17 +11,15 @@
 namespace nfp {
 namespace {
 
-// Validators of CLI11: an empty text is agreement. What is no number at all is left to the conversion, which says so.
+// Validators of CLI11: an empty text is agreement.
 std::string check_finite(const std::string& text) {
-  if (text.empty()) return "'' must be a number";  // the conversion makes 0 of it
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
-  if (end == text.c_str() || *end != '\0' || std::isfinite(value)) return "";
-  return "'" + text + "' must be a finite number";
+  if (end == text.c_str() || *end != '\0') return "'" + text + "' must be a number";
+  return std::isfinite(value) ? "" : "'" + text + "' must be a finite number";
 }
 
 std::string check_whole(const std::string& text, bool is_signed) {
-  if (text.empty()) return "'' must be a whole number";
   // The conversion reads "010" as 8, as C does.
   const size_t first = text.find_first_of("0123456789");
   if (first != std::string::npos && text[first] == '0' && text.find_first_of("0123456789", first + 1) == first + 1) {
@@ -35,8 +33,8 @@ std::string check_whole(const std::string& text, bool is_signed) {
     if (text.find('-') != std::string::npos) return "'" + text + "' must not be negative";
     (void)std::strtoull(text.c_str(), &end, 0);
   }
-  if (end == text.c_str() || *end != '\0' || errno != ERANGE) return "";
-  return "'" + text + "' does not fit into 64 bits";
+  if (end == text.c_str() || *end != '\0') return "'" + text + "' must be a whole number";
+  return errno == ERANGE ? "'" + text + "' does not fit into 64 bits" : "";
 }
 
 // Of what has a unit behind it, before that is put in: -1GB would be a product too large, and -1 is whole.
@@ -66,10 +64,15 @@ void check_numbers(CLI::App& app) {
     if (names_something(*option)) {
       option->check([](const std::string& text) { return text.empty() ? std::string("the name is empty") : ""; }, "");
     }
-    if (type.find(":SIZE ") != std::string::npos) option->transform(CLI::Validator(check_size, ""));  // goes first
-    if (type.starts_with("FLOAT")) option->check(check_finite, "");
-    if (type.starts_with("INT")) option->check([](const std::string& text) { return check_whole(text, true); }, "");
-    if (type.starts_with("UINT")) option->check([](const std::string& text) { return check_whole(text, false); }, "");
+    const bool sized = type.find(":SIZE ") != std::string::npos;
+    // Before a range, which says of what is no number only that it is not in it; but behind a unit, which makes it one.
+    const auto add = [&](const auto& check) {
+      sized ? option->check(check, "") : option->transform(CLI::Validator(check, ""));
+    };
+    if (sized) option->transform(CLI::Validator(check_size, ""));  // goes first
+    if (type.starts_with("FLOAT")) add(check_finite);
+    if (type.starts_with("INT")) add([](const std::string& text) { return check_whole(text, true); });
+    if (type.starts_with("UINT")) add([](const std::string& text) { return check_whole(text, false); });
   }
   for (CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) check_numbers(*verb);
 }

@@ -48,6 +48,11 @@ class FlagValues(unittest.TestCase):
                         continue  # a unit, though not one that there is
                     self.refuse(words, flag, value)
                 self.refuse(words, flag, "", apart=True)  # a variable that is not set
+        # What is no number is not said to lie outside of a range.
+        for flag, value, what in [("--port", "80.5", "a whole number"), ("--port", "1e3", "a whole number"),
+                                  ("--io-threads", "2x", "a whole number"), ("--slo-ttft-ms", "fast", "a number")]:
+            self.assertIn(f"{flag}: '{value}' must be {what}", failure("serve", "/nowhere", flag, value, code=2, timeout=30))
+        self.assertIn("--port: '0080' must not begin with 0", failure("serve", "/nowhere", "--port", "0080", code=2, timeout=30))
         self.assertIn("--seed", failure("generate", "/nowhere", "-p", "a", "--seed", "", code=2, timeout=30))
         self.assertGreater(flags, 120)
 

@@ -124,6 +124,7 @@ class SloPolicy final : public PrecisionPolicy {
   StepDecision decide(const StepState& state) override;
 
  private:
+  void see_choices(const StepState& state);
   void see_arrivals(const StepState& state);
   void count_lost(uint64_t serial);
   // 0 where few of the recent requests were lost that FP8 alone would have kept, or where that would be idle now, 1
@@ -166,6 +167,7 @@ class SloPolicy final : public PrecisionPolicy {
   StepModel model_;
   SloOptions options_;
   std::vector<size_t> levels_;
+  std::vector<size_t> choices_;  // of these, those that the requests which are there allow
   struct Arrival {
     double tokens = 0;
     double target = 0;  // TTFT, seconds
@@ -197,6 +199,18 @@ class SloPolicy final : public PrecisionPolicy {
   std::vector<Length> kept_, lost_;
 };
 
+// Where all requests are exact their steps are in FP16, whatever is decided: a plan for FP8 would be too long for them.
+void SloPolicy::see_choices(const StepState& state) {
+  const bool all_exact =
+      !state.sequences.empty() && std::all_of(state.sequences.begin(), state.sequences.end(),
+                                              [](const SequenceState& sequence) { return sequence.exact; });
+  if (all_exact) {
+    choices_.assign(1, model_.exact_level());
+  } else {
+    choices_ = levels_;
+  }
+}
+
 void SloPolicy::see_arrivals(const StepState& state) {
   uint64_t next = next_serial_;
   for (const SequenceState& sequence : state.sequences) {
@@ -206,7 +220,7 @@ void SloPolicy::see_arrivals(const StepState& state) {
     fp8_queue_at_ = std::max(fp8_queue_at_, sequence.arrival_s);
     // Before the first prompts have been planned no pace is known: they count as each would take alone.
     fp8_queue_s_ += fp8_speed_ > 0 ? sequence.missing / fp8_speed_
-                                   : model_.prompt_seconds(levels_.back(), sequence.missing, sequence.context,
+                                   : model_.prompt_seconds(choices_.back(), sequence.missing, sequence.context,
                                                            state.max_step_tokens);
     if (fp8_queue_s_ <= sequence.ttft_s) kept_by_fp8_.push_back(sequence.serial);
     if (kept_by_fp8_.size() > 256) kept_by_fp8_.pop_front();
@@ -424,7 +438,7 @@ double SloPolicy::shared_s(const Pace& pace, const Prefill& prefill, int32_t con
 // The pace that gets the first prompt done nearly as soon as alone, where what decodes cuts it into many steps; none
 // where it does not, or where `pace`, which keeps the deadlines, has more FP8 anyway.
 std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand& demand, const Pace& pace) {
-  const bool choice = harm(model_.levels()[levels_.back()].fp8_share, false) > 0;
+  const bool choice = harm(model_.levels()[choices_.back()].fp8_share, false) > 0;
   const bool asked = demand.decodes.tokens > 0 && !urgent_.empty();
   if (!asked || !choice) {
     shared_.reset();
@@ -447,7 +461,7 @@ std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand&
   const double limit = std::min(demand.limit(), options_.shared_gap * demand.least_itl);
   std::optional<Pace> best;
   double best_s = kNever;
-  for (const size_t level : levels_) {
+  for (const size_t level : choices_) {
     const Pace next = pace_at(level, false, demand.decodes, limit, state);
     const double seconds = shared_s(next, prefill, context, demand.decodes);
     if (best && seconds >= best_s / (1 + options_.least_gain)) continue;
@@ -574,7 +588,7 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
   }
   demand.room -= demand.decodes.tokens;
   double least = kNever;  // seconds
-  for (const size_t level : levels_) least = std::min(least, model_.seconds(level, demand.decodes));
+  for (const size_t level : choices_) least = std::min(least, model_.seconds(level, demand.decodes));
   struct Wish {
     double slack, gap, itl;
   };
@@ -610,7 +624,7 @@ std::vector<Pace> SloPolicy::paces_for(const StepState& state, const Demand& dem
     paces.push_back(pace_at(level, apart, demand.decodes, limit_s, state));
   };
   const auto for_each_level = [&](const auto& add_level) {
-    for (const size_t level : levels_) {
+    for (const size_t level : choices_) {
       if (both && !is_exact(model_.levels()[level].precision)) add_level(level, true);
       add_level(level, false);
     }
@@ -648,6 +662,7 @@ void SloPolicy::settle_level(const std::vector<Pace>& paces, const Pace& pace, d
 }
 
 StepDecision SloPolicy::decide(const StepState& state) {
+  see_choices(state);
   see_arrivals(state);
   now_ = state.now_s;
   const double error = std::min(model_.recent_error().mean, options_.most_error);

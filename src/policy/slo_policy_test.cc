@@ -74,6 +74,23 @@ TEST(SloPolicy, LowersPrecisionForADeadlineThatOnlyFp8Keeps) {
   EXPECT_TRUE(decision.lost.empty());
 }
 
+// Their steps are in FP16, and what is planned for FP8 would make them too long.
+TEST(SloPolicy, PlansForFp16WhereAllRequestsAreExact) {
+  const auto decide = [](bool all) {
+    std::vector<SequenceState> sequences(8, decoding(200, 0.03, 0.03));
+    sequences.push_back(prompt(1000, 0, 0.05));
+    sequences.push_back(prompt(500, 0, 0.05));
+    for (SequenceState& sequence : sequences) sequence.exact = all;
+    return slo()->decide(state_of(sequences, 0));
+  };
+  const StepDecision exact = decide(true), other = decide(false);
+  EXPECT_EQ(other.precision, Precision::kFp8W8A8);
+  EXPECT_EQ(exact.precision, Precision::kFp16);
+  EXPECT_LE(exact.predicted_s, 0.06);
+  EXPECT_EQ(exact.lost, (std::vector<size_t>{8}));  // FP8 would have kept both
+  EXPECT_TRUE(other.lost.empty());
+}
+
 TEST(SloPolicy, GivesUpTheLongestAndServesTheOthers) {
   // All are due in 60 ms, which is enough for about 1800 tokens in FP8.
   const std::vector<SequenceState> sequences = {prompt(2000, 0, 0.06), prompt(300, 0.001, 0.06),

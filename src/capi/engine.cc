@@ -35,7 +35,7 @@ thread_local std::string engine_error;
 }  // namespace
 
 nfp_status fail(nfp_status code, std::string message) {
-  engine_error = std::move(message);
+  engine_error = naming_options(message);
   return code;
 }
 

@@ -1,5 +1,6 @@
 #include "capi/engine_json.h"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -56,6 +57,7 @@ class Fields {
   void other(std::string_view name, std::function<Status(const Json&)> reader) {
     readers_[std::string(name)] = std::move(reader);
   }
+  bool has(std::string_view name) const { return readers_.contains(name); }
   // Null means that a field is not given.
   Status read(const Json& object) const {
     for (const auto& [name, value] : object.items()) {
@@ -88,6 +90,34 @@ std::function<Status(const Json&)> one_of(std::string_view name, Into& into,
 
 constexpr int64_t kMost = 1 << 30;
 
+Fields options_into(EngineSettings& settings) {
+  Fields fields;
+  fields.text("device", settings.model.device);
+  fields.boolean("deterministic", settings.model.deterministic);
+  fields.text("gemm_choices", settings.model.gemm_choices);
+  fields.boolean("dummy", settings.model.dummy);
+  fields.boolean("fp8_head", settings.model.fp8_head);
+  fields.integer("threads", settings.model.threads, 0, 1024);
+  fields.text("policy", settings.policy);
+  fields.text("generation_config", settings.generation_config);
+  fields.other("fp8",
+               one_of<Precision>("fp8", settings.fp8, {{"fp8", Precision::kFp8}, {"fp8-w8a8", Precision::kFp8W8A8}}));
+  fields.integer("max_model_len", settings.serving.max_context, 0, kMost);
+  fields.integer("max_num_seqs", settings.serving.limits.max_sequences, 1, 65536);
+  fields.integer("max_num_batched_tokens", settings.serving.limits.max_step_tokens, 0, kMost);
+  fields.other("gpu_memory_utilization", [&settings](const Json& value) -> Status {
+    const double share = value.is_number() ? value.get<double>() : 0;
+    if (!(share >= 0.05 && share <= 1)) return bad("gpu_memory_utilization", "must be a number from 0.05 to 1");
+    settings.serving.memory_share = share;
+    return ok_status();
+  });
+  fields.boolean("enable_prefix_caching", settings.serving.prefix_caching);
+  fields.integer("speculative_tokens", settings.serving.speculative_tokens, 0, kMaxDrafts);
+  fields.other("kv_cache_dtype", one_of<DType>("kv_cache_dtype", settings.serving.kv_dtype,
+                                               {{"f16", DType::kF16}, {"fp8", DType::kF8E4M3}, {"f32", DType::kF32}}));
+  return fields;
+}
+
 Json tokens_json(const std::vector<OutputToken>& tokens) {
   Json out = Json::array();
   for (const OutputToken& token : tokens) {
@@ -112,37 +142,36 @@ Result<EngineSettings> parse_settings(const Json& json) {
   EngineSettings settings;
   settings.model.device = "auto";
   settings.serving.limits.max_sequences = 8;
-  Fields fields;
-  fields.text("device", settings.model.device);
-  fields.boolean("deterministic", settings.model.deterministic);
-  fields.text("gemm_choices", settings.model.gemm_choices);
-  fields.boolean("dummy", settings.model.dummy);
-  fields.boolean("fp8_head", settings.model.fp8_head);
-  fields.integer("threads", settings.model.threads, 0, 1024);
-  fields.text("policy", settings.policy);
-  fields.text("generation_config", settings.generation_config);
-  fields.other("fp8",
-               one_of<Precision>("fp8", settings.fp8, {{"fp8", Precision::kFp8}, {"fp8-w8a8", Precision::kFp8W8A8}}));
-  fields.integer("max_model_len", settings.serving.max_context, 0, kMost);
-  fields.integer("max_num_seqs", settings.serving.limits.max_sequences, 1, 65536);
   settings.serving.limits.max_step_tokens = 0;
-  fields.integer("max_num_batched_tokens", settings.serving.limits.max_step_tokens, 0, kMost);
-  fields.other("gpu_memory_utilization", [&settings](const Json& value) -> Status {
-    const double share = value.is_number() ? value.get<double>() : 0;
-    if (!(share >= 0.05 && share <= 1)) return bad("gpu_memory_utilization", "must be a number from 0.05 to 1");
-    settings.serving.memory_share = share;
-    return ok_status();
-  });
-  fields.boolean("enable_prefix_caching", settings.serving.prefix_caching);
-  fields.integer("speculative_tokens", settings.serving.speculative_tokens, 0, kMaxDrafts);
-  fields.other("kv_cache_dtype", one_of<DType>("kv_cache_dtype", settings.serving.kv_dtype,
-                                               {{"f16", DType::kF16}, {"fp8", DType::kF8E4M3}, {"f32", DType::kF32}}));
-  NFP_RETURN_IF_ERROR(fields.read(json));
+  NFP_RETURN_IF_ERROR(options_into(settings).read(json));
   settings.model.context = settings.serving.max_context;
-  settings.model.context_flag = "max_model_len";
-  settings.model.gemm_choices_flag = "gemm_choices";
+  settings.model.context_flag = "--max-model-len";
   settings.serving.limits.max_queue = kMost;  // the caller's list is the queue
   return settings;
+}
+
+std::string naming_options(std::string_view message) {
+  constexpr std::string_view kWord = "-abcdefghijklmnopqrstuvwxyz0123456789";
+  EngineSettings unused;
+  const Fields options = options_into(unused);
+  std::string out;
+  for (size_t at = 0; at < message.size();) {
+    const bool begins = at == 0 || message[at - 1] == ' ' || message[at - 1] == '(';
+    const size_t end = std::min(message.find_first_not_of(kWord, at), message.size());
+    std::string name;
+    if (begins && message.substr(at).starts_with("--")) {
+      name = message.substr(at + 2, end - at - 2);
+      std::replace(name.begin(), name.end(), '-', '_');
+      if (name == "dtype_kv") name = "kv_cache_dtype";
+    }
+    if (options.has(name)) {
+      out += name;
+      at = end;
+    } else {
+      out += message[at++];
+    }
+  }
+  return out;
 }
 
 Result<std::vector<int32_t>> parse_ids(const Json& json, std::string_view field) {
@@ -246,7 +275,7 @@ Json to_json(const RequestOutput& output) {
   if (output.finish) out["finish_reason"] = name_of(*output.finish);
   if (output.stop_token) out["stop_reason"] = *output.stop_token;
   if (output.stop_string) out["stop_reason"] = *output.stop_string;
-  if (!output.error.empty()) out["error"] = output.error;
+  if (!output.error.empty()) out["error"] = naming_options(output.error);
   out["usage"] = {{"prompt_tokens", output.usage.prompt_tokens},
                   {"cached_tokens", output.usage.cached_tokens},
                   {"completion_tokens", output.usage.completion_tokens},

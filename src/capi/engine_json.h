@@ -33,4 +33,8 @@ Result<std::vector<int32_t>> parse_ids(const nlohmann::ordered_json& json, std::
 
 nlohmann::ordered_json to_json(const RequestOutput& output);
 
+// An error of what this program is made of, whose flags it names ("a larger --gpu-memory-utilization"), with the
+// options that callers of this library have in their place.
+std::string naming_options(std::string_view message);
+
 }  // namespace nfp::capi

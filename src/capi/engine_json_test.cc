@@ -23,5 +23,24 @@ TEST(EngineJson, NullIsAsAbsentForEveryOption) {
   EXPECT_FALSE(parse_settings({{"fp8", "fp4"}}).ok());
 }
 
+TEST(EngineJson, ErrorsNameOptionsAndNotFlags) {
+  const std::pair<const char*, const char*> messages[] = {
+      {"--threads is 5000", "threads is 5000"},
+      {"ask for 7 sequences at most (--max-num-seqs)", "ask for 7 sequences at most (max_num_seqs)"},
+      {"or a larger --gpu-memory-utilization", "or a larger gpu_memory_utilization"},
+      {"use --device cpu and --dtype-kv f32", "use device cpu and kv_cache_dtype f32"},
+      {"--max-model-len: --gemm-choices, --fp8", "max_model_len: gemm_choices, fp8"},
+      // What is no option, or part of another word.
+      {"--slo-ttft-ms 5, --devices, a--device, /--device, -- device --", nullptr},
+      {"", ""},
+  };
+  for (const auto& [message, named] : messages) {
+    EXPECT_EQ(naming_options(message), named == nullptr ? message : named);
+  }
+  RequestOutput output;
+  output.error = "layer 1: keep the KV cache in FP32 (--dtype-kv f32)";
+  EXPECT_EQ(to_json(output)["error"], "layer 1: keep the KV cache in FP32 (kv_cache_dtype f32)");
+}
+
 }  // namespace
 }  // namespace nfp::capi

@@ -137,7 +137,6 @@ Result<std::unique_ptr<LoadedModel>> load(const std::string& model, const Loaded
                                                                       .cpu_kernels = options.cpu_kernels,
                                                                       .deterministic = options.deterministic,
                                                                       .gemm_choices = options.gemm_choices,
-                                                                      .gemm_choices_flag = options.gemm_choices_flag,
                                                                       .hang_s = options.hang_s}));
   const ModelPlan plan = plan_model(loaded->config);
   if (const auto memory = loaded->backend->memory()) {

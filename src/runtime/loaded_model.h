@@ -24,15 +24,14 @@ namespace nfp {
 struct LoadedModel;
 
 struct LoadedModelOptions {
-  std::string device = "cpu";                        // as make_backend has it
-  bool deterministic = false;                        // likewise
-  std::string gemm_choices = {};                     // likewise
-  std::string gemm_choices_flag = "--gemm-choices";  // likewise
-  double hang_s = 120;                               // likewise
-  bool dummy = false;                                // random weights for a configuration without any
-  bool needs_tokenizer = false;  // an error where there is none; else only dummy weights may be without
-  int32_t threads = 0;           // 0 = as many as this process may use
-  std::string cpu_kernels;       // "" = the best this machine has
+  std::string device = "cpu";     // as make_backend has it
+  bool deterministic = false;     // likewise
+  std::string gemm_choices = {};  // likewise
+  double hang_s = 120;            // likewise
+  bool dummy = false;             // random weights for a configuration without any
+  bool needs_tokenizer = false;   // an error where there is none; else only dummy weights may be without
+  int32_t threads = 0;            // 0 = as many as this process may use
+  std::string cpu_kernels;        // "" = the best this machine has
   // Tokens of context that are wanted, and the flag or field that an error names: where the model has fewer, that comes
   // before its weights are read. 0 = whatever it has.
   int32_t context = 0;

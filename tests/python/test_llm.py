@@ -283,6 +283,10 @@ class TinyModel(unittest.TestCase):
             LLM(TINY, device="cpu", gemm_choices="choices.json")
         with self.assertRaisesRegex(NestedFPError, "max_model_len: a context of 1000000 tokens"):
             LLM(TINY, device="cpu", max_model_len=1000000)
+        try:
+            LLM(TINY, device="cuda").close()
+        except NestedFPError as error:  # says what to do in the words of this package
+            self.assertRegex(str(error), "use device cpu$")
         for share in (0, 5, float("nan")):
             with self.assertRaisesRegex(NestedFPError, "'gpu_memory_utilization'"):
                 LLM(TINY, device="cpu", gpu_memory_utilization=share)

@@ -141,7 +141,7 @@ Status Executor::run(std::span<const Operation> operations) {
   if (const int32_t layer = overflowed_layer_.exchange(-1, std::memory_order_relaxed); layer >= 0) {
     return error(ErrorCode::kUnsupported,
                  "layer {}: a key or value is beyond FP16's range (65504); keep the KV cache in FP32 (--dtype-kv f32, "
-                 "where the verb has it)",
+                 "where that can be chosen)",
                  layer);
   }
   if (const int32_t layer = infinite_layer_.exchange(-1, std::memory_order_relaxed); layer >= 0) {

@@ -287,8 +287,8 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
     if (*layer.as<int32_t>() < 0) return ok_status();
     return error(
         ErrorCode::kUnsupported,
-        "layer {}: a query, key or value is beyond FP16's range (65504); run the model with --device cpu --dtype-kv "
-        "f32",
+        "layer {}: a query, key or value is beyond FP16's range (65504); run the model with --device cpu and "
+        "--dtype-kv f32",
         *layer.as<int32_t>());
   }
   Result<Buffer> adopt(cudaError_t status, void* data, size_t bytes, bool host);

@@ -44,8 +44,8 @@ std::vector<std::string> device_names() {
 
 Result<std::unique_ptr<Backend>> make_backend(std::string_view device, const BackendOptions& options) {
   if (device == "cpu" && !options.gemm_choices.empty()) {
-    return error(ErrorCode::kUsage, "{}: '{}' chooses a GPU's kernels, which the device cpu has none of",
-                 options.gemm_choices_flag, options.gemm_choices);
+    return error(ErrorCode::kUsage, "--gemm-choices: '{}' chooses a GPU's kernels, which the device cpu has none of",
+                 options.gemm_choices);
   }
   for (const Device& candidate : kDevices) {
     if (device == candidate.name) return candidate.make(options);
@@ -56,7 +56,7 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view device, const Bac
     }
     log::debug("--device auto: {}", backend.error().message);
     if (!options.gemm_choices.empty())
-      log::warn("{}: '{}' is not used: {}", options.gemm_choices_flag, options.gemm_choices, backend.error().message);
+      log::warn("--gemm-choices: '{}' is not used: {}", options.gemm_choices, backend.error().message);
   }
   std::string names;
   for (const std::string& name : device_names()) names += (names.empty() ? "" : ", ") + name;

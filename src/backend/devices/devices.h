@@ -16,8 +16,7 @@ struct BackendOptions {
   std::string cpu_kernels = {};   // as CpuOptions has it; "" = the best
   bool deterministic = false;     // a sequence's results do not depend on the others in its step (the CPU's never do)
   std::string gemm_choices = {};  // of a GPU: a file of `nestedfp tune`; "" = the built-in choices alone
-  std::string gemm_choices_flag = "--gemm-choices";  // the flag or field that an error about it names
-  double hang_s = 120;  // of a GPU: a step that takes longer counts as hung, and the device as failed
+  double hang_s = 120;            // of a GPU: a step that takes longer counts as hung, and the device as failed
 };
 
 // "auto", "cpu", "cuda": what --device takes.

@@ -17,6 +17,8 @@ void separate(std::string& list) {
   if (!list.empty()) list += ',';
 }
 
+std::string token_id_text(int32_t token) { return fmt::format("token_id:{}", token); }
+
 int64_t code_points(std::string_view text) { return static_cast<int64_t>(text::count_code_points(text)); }
 
 // What each token adds to the text, in code points of it: a character at its first byte, and bytes that are no UTF-8 as
@@ -65,7 +67,7 @@ AnswerWriter::AnswerWriter(const GenerationRequest* request, const ServedModel* 
 
 // A token as a person reads it; one that is not text by itself as OpenAI writes it: "bytes:\xe2\x82".
 std::string AnswerWriter::token_text(int32_t token) const {
-  if (request_->tokens_as_ids) return fmt::format("token_id:{}", token);
+  if (request_->tokens_as_ids) return token_id_text(token);
   const Tokenizer& tokenizer = model_->tokenizer();
   if (tokenizer.is_special(token)) return std::string(tokenizer.id_to_token(token).value_or(""));
   const std::string_view bytes = tokenizer.token_bytes(token);
@@ -140,20 +142,26 @@ void AnswerWriter::add_logprobs(std::span<const OutputToken> tokens, std::option
       continue;
     }
     append_logprob(lists->logprobs, token.logprob);
-    // The chosen token is always in the map, also when it is not among the likeliest.
-    lists->tops += '{';
-    std::unordered_set<std::string> seen;
+    // The chosen token is always in the map by its text, also when it is not among the likeliest. Of others with the
+    // same text the likeliest has it.
+    std::unordered_set<std::string> texts = {text};
+    std::string& out = lists->tops;
+    out += '{';
     const auto entry = [&](int32_t id, double logprob) {
-      std::string key = token_text(id);
-      if (!seen.insert(key).second) return;
-      if (seen.size() > 1) lists->tops += ',';
-      append_string(lists->tops, key);
-      lists->tops += ':';
-      append_logprob(lists->tops, logprob);
+      std::string key = id == token.token ? text : token_text(id);
+      if (id != token.token && !texts.insert(key).second) key = token_id_text(id);
+      if (out.back() != '{') out += ',';
+      append_string(out, key);
+      out += ':';
+      append_logprob(out, logprob);
     };
-    for (size_t t = 0; t < tops; ++t) entry(token.top[t].token, token.top[t].logprob);
-    entry(token.token, token.logprob);
-    lists->tops += '}';
+    bool chosen = false;
+    for (size_t t = 0; t < tops; ++t) {
+      chosen = chosen || token.top[t].token == token.token;
+      entry(token.top[t].token, token.top[t].logprob);
+    }
+    if (!chosen) entry(token.token, token.logprob);
+    out += '}';
   }
 }
 

@@ -81,6 +81,11 @@ def test_conversations_are_written_by_the_template(fake):
     longer = post(fake, messages=messages, add_generation_prompt=True).json()
     assert longer["usage"]["prompt_tokens"] > count
     assert post(fake, messages=messages, input="x").json()["error"]["param"] == "input"
+    assert "'messages'" in post(fake).text
+    long = post(fake, messages=[{"role": "user", "content": "x" * 5000}])
+    error = long.json()["error"]
+    assert (long.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+    assert "the text of 'messages' has 50" in error["message"] and "input" not in error["message"]
 
 
 def test_contexts_and_truncation(fake):

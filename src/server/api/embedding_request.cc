@@ -21,7 +21,8 @@ MaybeError parse_embedding(const Json& body, const RequestLimits& limits, Embedd
   const Json* input = fields.find("input");
   const Json* messages = fields.find("messages");
   if ((input == nullptr) == (messages == nullptr)) {
-    return bad_request("input", input == nullptr ? "'input' is missing" : "'input' and 'messages' exclude each other");
+    return bad_request("input", input == nullptr ? "'input' is missing, and so is 'messages'"
+                                                 : "'input' and 'messages' exclude each other");
   }
   bool add_special = input != nullptr;  // templates write their own
   if (input != nullptr) {

@@ -89,11 +89,12 @@ MaybeError Embedding::prepare() {
   for (size_t i = 0; i < prompts_.size(); ++i) {
     auto bad = validate(prompts_[i], {}, model.bounds(), Pooling::kLast);
     if (!bad) continue;
-    if (!bad->too_long) return bad_request(field, fmt::format("'{}' {}: {}", field, i, bad->message));
+    const std::string which = common.chat ? "the text of 'messages'" : fmt::format("entry {} of 'input'", i);
+    if (!bad->too_long) return bad_request(field, fmt::format("{}: {}", which, bad->message));
     return bad_request(field,
-                       fmt::format("This model's maximum context length is {} tokens. However, entry {} of '{}' has {} "
-                                   "tokens. Please reduce its length, or send 'truncate_prompt_tokens'.",
-                                   context, i, field, prompts_[i].size()),
+                       fmt::format("This model's maximum context length is {} tokens. However, {} has {} tokens. "
+                                   "Please reduce its length, or send 'truncate_prompt_tokens'.",
+                                   context, which, prompts_[i].size()),
                        "context_length_exceeded");
   }
   const size_t numbers = prompts_.size() * static_cast<size_t>(request_.dimensions.value_or(hidden));

@@ -334,8 +334,15 @@ MaybeError parse_common(Fields& fields, const RequestLimits& limits, GenerationR
   if (fields.find("prompt_logprobs") != nullptr) {
     int value = 0;
     NFP_API_TRY(fields.get("prompt_logprobs", 0, limits.max_logprobs, &value));
-    if (out->stream) return bad_request("prompt_logprobs", "'prompt_logprobs' is not available when 'stream' is true");
-    out->prompt_logprobs = value;
+    // As with vLLM, which takes 0 and sends none.
+    if (out->stream && (value > 0 || limits.strict)) {
+      return bad_request("prompt_logprobs", "'prompt_logprobs' is not available when 'stream' is true");
+    }
+    if (out->stream) {
+      out->ignored.emplace_back("prompt_logprobs");
+    } else {
+      out->prompt_logprobs = value;
+    }
   }
   bool flag = false;
   if (fields.find("add_special_tokens") != nullptr) {

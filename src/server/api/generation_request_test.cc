@@ -170,6 +170,19 @@ TEST(GenerationRequest, ChecksTypesAndBounds) {
   EXPECT_FALSE(chat_with(R"("n":2.0)").error);
 }
 
+TEST(GenerationRequest, AStreamHasNoLogprobsOfItsPrompt) {
+  const auto parse = [](int wanted, const RequestLimits& limits, GenerationRequest* request) {
+    const auto body = fmt::format(R"({{"prompt":"a","stream":true,"prompt_logprobs":{}}})", wanted);
+    return parse_completion(*parse_json(body), limits, request);
+  };
+  GenerationRequest none, some, told;
+  EXPECT_FALSE(parse(0, RequestLimits(), &none));
+  EXPECT_FALSE(none.prompt_logprobs);
+  EXPECT_EQ(none.ignored, std::vector<std::string>{"prompt_logprobs"});
+  EXPECT_EQ(parse(1, RequestLimits(), &some)->param, "prompt_logprobs");
+  EXPECT_EQ(parse(0, strict(), &told)->param, "prompt_logprobs");
+}
+
 TEST(GenerationRequest, ContinuesAMessageUnlessANewOneIsAskedForToo) {
   for (const char* more : {"", R"(,"add_generation_prompt":null)", R"(,"add_generation_prompt":false)"}) {
     const auto continued = chat_with(R"("continue_final_message":true)" + std::string(more));

@@ -671,6 +671,26 @@ TEST_F(ApiTest, LogprobsOfAResponseHaveNoMarks) {
             "onetwo");
 }
 
+TEST_F(ApiTest, LogprobsOfAResponseHaveAnEndThatIsShown) {
+  start();
+  const std::pair<const char*, const char*> shown[] = {
+      {"", "hi"},
+      {R"(,"include_stop_str_in_output":true)", "hi"},
+      {R"(,"include_stop_str_in_output":true,"skip_special_tokens":false)", "hi<|im_end|>"},
+      {R"(,"include_stop_str_in_output":true,"stop_token_ids":[105])", "hi"},
+      {R"(,"stop_token_ids":[105])", "h"},
+  };
+  for (const auto& [more, text] : shown) {
+    const Json r = ask("/v1/responses",
+                       R"({"input":"SAY:hi","include":["message.output_text.logprobs"])" + std::string(more) + "}");
+    const Json& part = r["output"][0]["content"][0];
+    std::string scored;
+    for (const Json& one : part["logprobs"]) scored += one["token"].get<std::string>();
+    EXPECT_EQ(part["text"], text) << more;
+    EXPECT_EQ(scored, text) << more;
+  }
+}
+
 TEST_F(ApiTest, LogprobsOfAResponseAreOfItsTextAroundCalls) {
   start();
   const auto scored = [&](std::string_view said, bool streamed) {

@@ -483,9 +483,11 @@ void Generation::take_logprobs(Choice& choice, RequestOutput& output) {
   }
   if (!request_.wants_logprobs) return;
   std::span<const OutputToken> tokens = output.tokens;
-  // The end is none of an item's text, though text that was held back may come with it.
-  const bool end = request_.api == TextApi::kResponses && output.stop_token && !request_.sampling.include_stop;
-  if (end) tokens = tokens.first(tokens.size() - 1);
+  // An end that is not shown is none of an item's text, though text that was held back may come with it.
+  const bool hidden =
+      output.stop_token && (!request_.sampling.include_stop ||
+                            (request_.skip_special_tokens && state_->model.tokenizer().is_special(*output.stop_token)));
+  if (request_.api == TextApi::kResponses && hidden) tokens = tokens.first(tokens.size() - 1);
   add(tokens, std::nullopt, choice.logprobs, 1);
 }
 

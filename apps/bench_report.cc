@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/byte_size.h"
 #include "flags.h"
 #include "json_output.h"
 

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 
+#include "base/byte_size.h"
 #include "base/log.h"
 #include "base/process_memory.h"
 #include "flags.h"

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <memory>
 
+#include "base/byte_size.h"
 #include "base/cpu_topology.h"
 #include "base/log.h"
 #include "base/stop_signals.h"

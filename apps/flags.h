@@ -121,7 +121,4 @@ Result<std::string> read_flag_file(std::string_view flag, const std::string& pat
 // The same of a text that a model reads. Error: it is not UTF-8, so that what is read would be replacement characters.
 Result<std::string> read_plain_text(std::string_view flag, const std::string& path);
 
-// "1.23 GiB"
-std::string human_bytes(uint64_t bytes);
-
 }  // namespace nfp

@@ -8,6 +8,7 @@
 #include <optional>
 #include <random>
 
+#include "base/byte_size.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
 #include "base/process_memory.h"

@@ -7,6 +7,7 @@
 #include <memory>
 #include <unordered_set>
 
+#include "base/byte_size.h"
 #include "base/cpu_topology.h"
 #include "calibrate/calibrate.h"
 #include "flags.h"

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/byte_size.h"
 #include "flags.h"
 #include "inspect_json.h"
 #include "io/dummy_source.h"

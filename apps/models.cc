@@ -7,6 +7,7 @@
 #include <memory>
 #include <system_error>
 
+#include "base/byte_size.h"
 #include "base/log.h"
 #include "base/process_memory.h"
 #include "flags.h"

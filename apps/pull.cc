@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "base/byte_size.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
 #include "download_bar.h"

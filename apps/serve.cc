@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/byte_size.h"
 #include "base/log.h"
 #include "base/process_memory.h"
 #include "base/stop_signals.h"

@@ -8,6 +8,7 @@
 #include <system_error>
 #include <vector>
 
+#include "base/byte_size.h"
 #include "eval/logprob_file.h"
 #include "model/overflow.h"
 
@@ -121,9 +122,9 @@ Status check_room(const LogprobHeader& header, const PerplexityOptions& options)
   if (code || space.available >= needed) return ok_status();
   return error(
       ErrorCode::kIo,
-      "{}: the distributions take {:.2f} GB, but only {:.2f} GB are free on that disk; score fewer --chunks, or "
-      "name a place on another",
-      options.save_base, static_cast<double>(needed) / 1e9, static_cast<double>(space.available) / 1e9);
+      "{}: the distributions take {}, but only {} are free on that disk; score fewer --chunks, or name a place on "
+      "another",
+      options.save_base, human_bytes(needed), human_bytes(space.available));
 }
 
 Result<LogprobReader> open_base(const std::string& path, const Chunks& cut) {

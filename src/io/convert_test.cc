@@ -13,6 +13,7 @@
 
 #include "io/inspect.h"
 #include "io/shard_set.h"
+#include "io/staged_directory.h"
 #include "io/testing/model_files.h"
 #include "nested/format.h"
 
@@ -608,6 +609,12 @@ TEST_F(Convert, NarrowRowsAndPoorModelsAreToldOf) {
   for (const MatrixReport& m : report->matrices) narrow += m.fp8.narrow_rows;
   EXPECT_EQ(narrow, 48);
   EXPECT_NE(report->verdict, Fp8Verdict::kGood);
+}
+
+TEST(StagedDirectory, TooLittleRoomIsSaidInFittingUnits) {
+  const auto staged = StagedDirectory::create("/proc/model", false, "", 5000);  // where nothing is free
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().message, "/proc/model: needs 4.9 KiB, but only 0.0 KiB are free on that disk");
 }
 
 }  // namespace

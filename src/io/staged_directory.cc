@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/atomic_file.h"
+#include "base/byte_size.h"
 
 namespace nfp {
 
@@ -72,8 +73,8 @@ Result<StagedDirectory> StagedDirectory::create(const std::string& path, bool fo
   fs::path parent = fs::path(staged.path_).parent_path();
   if (parent.empty()) parent = ".";
   if (const auto space = fs::space(parent, code); !code && space.available < needed) {
-    return error(ErrorCode::kIo, "{}: needs {:.2f} GB, but only {:.2f} GB are free on that disk", staged.path_,
-                 static_cast<double>(needed) / 1e9, static_cast<double>(space.available) / 1e9);
+    return error(ErrorCode::kIo, "{}: needs {}, but only {} are free on that disk", staged.path_, human_bytes(needed),
+                 human_bytes(space.available));
   }
   warn_of_leftovers(staged.path_);
   staged.temporary_ = TemporaryPath(temporary_beside(staged.path_),

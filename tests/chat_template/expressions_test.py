@@ -31,20 +31,20 @@ TESTS = ["divisibleby(2)", "divisibleby 3", "lower", "upper", "callable", "escap
     "defined", "undefined", "none", "string", "number", "integer", "float", "boolean", "mapping", "iterable", "sequence", "true",
          "false", "odd", "even", "eq(1)", "equalto('a')", "ne(n)", "gt(1)",
          "lt 3", "ge(2)", "le(x)", "in([1, 'a', none])", "in l", "sameas(none)"]
-TEXT_FILTERS = ["truncate(9)", "truncate(7, true)", "truncate(9, leeway=0)", "truncate(12, end=html, leeway=zero)", "truncate(neg)", "truncate(5, end='')", "center(20)", "center", "slice(3) | list", "format(n, s)", "format(x)", "format(a=n, d=s)", "escape", "e + html", "float", "float(1.5)", "replace('', '-')", "replace('', '-', 2)", "batch(2) | list",
+TEXT_FILTERS = ["urlencode", "wordcount", "attr('nope')", "truncate(9)", "truncate(7, true)", "truncate(9, leeway=0)", "truncate(12, end=html, leeway=zero)", "truncate(neg)", "truncate(5, end='')", "center(20)", "center", "slice(3) | list", "format(n, s)", "format(x)", "format(a=n, d=s)", "escape", "e + html", "float", "float(1.5)", "replace('', '-')", "replace('', '-', 2)", "batch(2) | list",
     "safe", "safe + html", "trim", "trim('Hd')", "length", "count", "lower", "upper", "capitalize", "title", "string", "indent", "indent(2, true)",
                 "indent('> ', blank=true)", "replace('a', 'b')", "replace('l', 'L', 1)", "int", "int(default=5)",
                 "first", "last", "list", "reverse", "sort | join", "map('upper') | join('.')", "tojson", "tojson(ensure_ascii=true)"]
-LIST_FILTERS = ["groupby('v')", "groupby('name')", "groupby('in.z', default='?')", "groupby('v', '-', true)", "groupby(0)", "groupby('name') | map(attribute='grouper') | join", "groupby('name') | map(attribute='list') | map('length') | list", "groupby(none)", "slice(2) | list", "slice(3, 'x') | list", "slice(0) | list", "slice(neg) | list", "sum", "sum(start=2)", "sum(attribute='v')", "batch(2) | list", "batch(2, 'x') | list", "sort(attribute='v,name')", "sort(attribute='0,1')", "map('abs') | list", "map('float') | list", "map('round', 1) | list",
+LIST_FILTERS = ["urlencode", "wordcount", "map('wordcount') | list", "map(attribute='name') | map('urlencode') | list", "groupby('v')", "groupby('name')", "groupby('in.z', default='?')", "groupby('v', '-', true)", "groupby(0)", "groupby('name') | map(attribute='grouper') | join", "groupby('name') | map(attribute='list') | map('length') | list", "groupby(none)", "slice(2) | list", "slice(3, 'x') | list", "slice(0) | list", "slice(neg) | list", "sum", "sum(start=2)", "sum(attribute='v')", "batch(2) | list", "batch(2, 'x') | list", "sort(attribute='v,name')", "sort(attribute='0,1')", "map('abs') | list", "map('float') | list", "map('round', 1) | list",
     "length", "first", "last", "list", "reverse | list", "sort", "sort(reverse=true)", "join", "join(', ')", "join('-') | upper",
                 "tojson", "tojson(indent=2)", "tojson(indent=0)", "tojson(separators=(',', ':'))", "map('upper') | list", "map('string') | join('/')", "map(attribute='name') | list", "map(attribute='in.z', default='?') | list",
                 "map(attribute=0) | list", "select | list", "select('string') | list", "reject('none') | list", "select('!=', 'a') | list", "selectattr('v') | list", "selectattr('v', 'gt', 1) | list",
                 "rejectattr('name', 'equalto', 'x') | list", "selectattr('name', '==', 'x') | list", "rejectattr('v', '<=', 1) | list", "sort(attribute='name')", "sort(attribute='v')",
                 "min", "max", "max(true)", "min(attribute='v')", "max(case_sensitive=true, attribute='name')", "unique | list", "unique(true) | join", "unique(attribute='v') | list", "map('length') | list", "map('trim') | map('title') | list", "select('odd') | list", "reject('in', [1, 2]) | list", "string"]
-NUMBER_FILTERS = ["center(9)", "abs", "float", "round", "round(1)", "round(2, 'floor')", "round(method='ceil')",
+NUMBER_FILTERS = ["urlencode", "wordcount", "center(9)", "abs", "float", "round", "round(1)", "round(2, 'floor')", "round(method='ceil')",
     "int", "string", "tojson",
                   "default(1)", "trim", "length"]
-DICT_FILTERS = ["items | list", "dictsort", "dictsort(by='value')", "dictsort(reverse=true)", "tojson", "tojson(sort_keys=true)", "tojson(indent=2)", "length", "list", "first",
+DICT_FILTERS = ["urlencode", "attr('a')", "attr('nope') is defined", "items | list", "dictsort", "dictsort(by='value')", "dictsort(reverse=true)", "tojson", "tojson(sort_keys=true)", "tojson(indent=2)", "length", "list", "first",
                 "join(',')", "string", "map('upper') | list"]
 ANY_FILTERS = ["default('D')", "d('D', true)", "string", "tojson", "list", "length", "trim", "upper"]
 PLAIN_FILTERS = TEXT_FILTERS + LIST_FILTERS + NUMBER_FILTERS + DICT_FILTERS + ANY_FILTERS
@@ -58,8 +58,8 @@ STRING_METHODS = ["rsplit()", "rsplit(',')", "rsplit(' ', 1)", "rsplit(none, 1)"
 # Whatever the system put where: mostly 0x7f…, but programs and libraries begin at random, one in a hundred lower.
 ADDRESS = re.compile(r"at0x[0-9a-f]{6}")
 # What jinja2 has and chat templates do not use: refused with a message that names it.
-UNSUPPORTED = ["{{ 1 | filesizeformat }}",                "{{ s | urlencode }}", "{{ s | wordcount }}", "{{ s | wordwrap(3) }}", "{{ d | attr('a') }}", "{{ d | pprint }}", "{{ l | random }}", "{{ u.isalpha() }}", "{{ '{:>9}'.format(1) }}", "{{ '{d.a}'.format(d=d) }}", "{{ '{a}'.format_map(d) }}",
-               "{{ s.swapcase() }}", "{{ s.encode() }}", "{{ cycler(1) }}", "{% print 1 %}", "{% include 'a' %}",
+UNSUPPORTED = ["{{ 1 | filesizeformat }}",                "{{ s | wordwrap(3) }}", "{{ d | pprint }}", "{{ l | random }}", "{{ u.isalpha() }}", "{{ '{:>9}'.format(1) }}", "{{ '{d.a}'.format(d=d) }}", "{{ '{a}'.format_map(d) }}",
+               "{{ s.swapcase() }}", "{{ s.encode() }}", "{{ lipsum() }}", "{% print 1 %}", "{% include 'a' %}",
                "{{ d[1, 2] }}", "{{ 1.5 | round(-1) }}",
                "{{ 'ﬁ' | upper }}", "{{ d.keys() == d.keys() }}", "{{ d.keys() }}", "{{ range(3) }}", "{% for i in l %}{{ loop }}{% endfor %}", "{{ {1: 2}[1.0] }}", "{{ range(3)[1] }}", "{{ 1_000 }}", "{{ 0x1F }}", "{{ '\\101' }}", "{{ '\\N{BULLET}' }}", "{{ {2.5: 1} }}", "{{ {none: 1} }}",
                "{{ [none] | unique | list }}",
@@ -158,6 +158,9 @@ class Programs:
             return self.tag(f"for i in {self.pick(LISTS + [e()])}{condition}") + inside + body() + other + self.tag("endfor")
         if kind == 5:
             return self.tag("for k, v in " + self.pick(["d.items()", "d | items", "d | dictsort", "pairs", "nested", "l", "dd"])) + "{{ k }}={{ v }};" + body() + self.tag("endfor")
+        if kind == 6 and r.random() < 0.1:
+            calls = "".join(self.pick(["{{ c.next() }}", "{{ c.current }}", "{{ c.reset() }}"]) for _ in range(3))
+            return self.tag(f"set c = cycler({self.pick(['1', 'n, s', '*ls', '*le', e()])})") + self.tag("for i in ls") + calls + body() + self.tag("endfor")
         if kind == 6 and r.random() < 0.3:
             return self.tag(f"set j = joiner({self.pick(['', repr('; '), 'sep=u', 'n', 'none'])})") + self.tag("for i in ls") + "{{ j() }}{{ i }}" + body() + self.tag("endfor")
         if kind == 6:

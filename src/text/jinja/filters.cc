@@ -116,6 +116,51 @@ Value tojson(Runtime& rt, const Value& v, const Args& args) {
 
 // --- Text
 
+Value word_count(Runtime& rt, const Value& v, const Args&) {
+  const std::string all = to_text(rt, v);
+  rt.work(all.size());
+  Int words = 0;
+  bool inside = false;
+  for (size_t at = 0; at < all.size();) {
+    const bool word = text::is_word(text::next_code_point(all, at));
+    words += word && !inside ? 1 : 0;
+    inside = word;
+  }
+  return Value::integer(words);
+}
+
+// Python's quote_from_bytes; in a query '/' is quoted too and a space is '+'.
+std::string url_quoted(Runtime& rt, const Value& v, bool query) {
+  const std::string all = to_text(rt, v);
+  rt.charge(3, static_cast<Int>(all.size()));
+  std::string out;
+  for (const char c : all) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       std::string_view("_.-~").find(c) != std::string_view::npos || (c == '/' && !query);
+    if (plain) {
+      out += c;
+    } else {
+      out += query && c == ' ' ? "+" : fmt::format("%{:02X}", static_cast<unsigned char>(c));
+    }
+  }
+  return out;
+}
+
+// A text, or the pairs of a query.
+Value url_encode(Runtime& rt, const Value& v, const Args&) {
+  if (v.is(Kind::kString) || !is_iterable(v)) return rt.string(url_quoted(rt, v, /*query=*/false));
+  std::string out;
+  Cursor cursor(rt, v);
+  for (Value item; cursor.next(&item);) {
+    const std::vector<Value> pair =
+        v.is(Kind::kDict) ? std::vector<Value>{item, *rt.find(v.as_dict(), item)} : items_of(rt, item);
+    if (pair.size() != 2) rt.fail("urlencode: an item has {} parts; 2 are required", pair.size());
+    if (!out.empty()) out += '&';
+    out += url_quoted(rt, pair[0], /*query=*/true) + '=' + url_quoted(rt, pair[1], /*query=*/true);
+  }
+  return rt.string(std::move(out));
+}
+
 template <text::Case to>
 Value change_text(Runtime& rt, const Value& v, const Args&) {
   return rt.string_of(v, with_case(rt, to_text(rt, v), to));
@@ -396,6 +441,11 @@ std::string_view name_argument(Runtime& rt, const Value& v, const char* of) {
   return v.text().substr(0, 100);
 }
 
+// An attribute, and never an item.
+Value attr(Runtime& rt, const Value& v, const Args& args) {
+  return own_attribute(rt, v, name_argument(rt, args[0], "attribute"));
+}
+
 // map('filter', arguments...) or map(attribute='a.b', default=...).
 Value map(Runtime& rt, const Value& v, const Args& args) {
   std::vector<Value> out;
@@ -441,6 +491,7 @@ Value select(Runtime& rt, const Value& v, const Args& args) {
 }
 
 constexpr Callable kFilters[] = {{"abs", absolute},
+                                 {"attr", attr, 1, 1, {"name"}},
                                  {"batch", batch, 1, 2, {"linecount", "fill_with"}},
                                  {"capitalize", change_text<text::Case::kCapitalize>},
                                  {"center", center, 0, 1, {"width"}},
@@ -482,7 +533,9 @@ constexpr Callable kFilters[] = {{"abs", absolute},
                                  {"trim", trim, 0, 1, {"chars"}},
                                  {"truncate", truncate, 0, 4, {"length", "killwords", "end", "leeway"}},
                                  {"unique", unique, 0, 2, {"case_sensitive", "attribute"}},
-                                 {"upper", change_text<text::Case::kUpper>}};
+                                 {"upper", change_text<text::Case::kUpper>},
+                                 {"urlencode", url_encode},
+                                 {"wordcount", word_count}};
 
 // --- Tests
 

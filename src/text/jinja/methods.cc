@@ -433,6 +433,45 @@ Value make_joiner(Runtime& rt, const Value&, const Args& args) {
   return function(rt, &kJoinNext, rt.list({args[0].missing() ? rt.string(", ") : args[0]}, Kind::kIterator));
 }
 
+// What cycler() gives: a namespace of its state and of the two functions that change it.
+struct Cycler : Iterator {
+  Namespace* shown = nullptr;
+
+  void move(Runtime& rt, size_t to) {
+    position = to;
+    rt.set(shown->attributes, rt.string("current"), items[position]);
+    rt.set(shown->attributes, rt.string("pos"), Value::integer(static_cast<Int>(position)));
+  }
+};
+
+Value cycle_next(Runtime& rt, const Value& self, const Args&) {
+  auto& cycler = self.as<Cycler>();
+  const Value now = cycler.items[cycler.position];
+  cycler.move(rt, (cycler.position + 1) % cycler.items.size());
+  return now;
+}
+Value cycle_reset(Runtime& rt, const Value& self, const Args&) {
+  self.as<Cycler>().move(rt, 0);
+  return Value::none();
+}
+constexpr Callable kCycleNext = {"next", cycle_next}, kCycleReset = {"reset", cycle_reset};
+
+Value make_cycler(Runtime& rt, const Value&, const Args& args) {
+  if (!args.named.empty()) rt.fail("cycler() takes no keyword arguments");
+  if (args.positional.empty()) rt.fail("at least one item has to be provided");
+  rt.charge(sizeof(Value), static_cast<Int>(args.positional.size()));
+  auto* cycler = rt.make<Cycler>();
+  cycler->items = args.positional;
+  cycler->shown = rt.make<Namespace>();
+  const Value self = Value::object(Kind::kIterator, cycler);
+  Dict& attributes = cycler->shown->attributes;
+  rt.set(attributes, rt.string("items"), rt.list(args.positional, Kind::kTuple));
+  rt.set(attributes, rt.string("next"), function(rt, &kCycleNext, self));
+  rt.set(attributes, rt.string("reset"), function(rt, &kCycleReset, self));
+  cycler->move(rt, 0);
+  return Value::object(Kind::kNamespace, cycler->shown);
+}
+
 Value raise_exception(Runtime& rt, const Value&, const Args& args) { rt.fail(to_text(rt, args[0])); }
 
 // datetime.now().strftime(format): local time without a zone, so %z and %Z print nothing.
@@ -457,7 +496,8 @@ Value strftime_now(Runtime& rt, const Value&, const Args& args) {
   return rt.string(std::string_view(out.data(), strftime(out.data(), out.size(), plain.c_str(), &parts)));
 }
 
-constexpr Callable kFunctions[] = {{"dict", make_dict, 0, Callable::kAny},
+constexpr Callable kFunctions[] = {{"cycler", make_cycler, 0, Callable::kAny},
+                                   {"dict", make_dict, 0, Callable::kAny},
                                    {"joiner", make_joiner, 0, 1, {"sep"}},
                                    {"namespace", make_namespace, 0, Callable::kAny},
                                    {"raise_exception", raise_exception, 1, 1, {"message"}},
@@ -523,7 +563,7 @@ std::string why_no_method(const Value& object, std::string_view name) {
 }
 
 std::string why_no_function(std::string_view name) {
-  if (name != "cycler" && name != "lipsum") return {};
+  if (name != "lipsum") return {};
   return fmt::format("the function {} is not supported in chat templates", name);
 }
 

@@ -139,6 +139,12 @@ Value get_item(Runtime& rt, const Value& object, const Value& key) {
   return no_attribute(rt, object, key);
 }
 
+Value own_attribute(Runtime& rt, const Value& object, std::string_view name) {
+  if (object.undefined()) rt.fail_undefined(object);
+  const Value found = attribute(rt, object, name);
+  return found.missing() ? no_attribute(rt, object, rt.string(name)) : found;
+}
+
 Value get_attribute(Runtime& rt, const Value& object, std::string_view name) {
   if (object.undefined()) rt.fail_undefined(object);
   const Value found = attribute(rt, object, name);

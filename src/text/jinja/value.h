@@ -350,6 +350,7 @@ Int int_argument(Runtime& rt, const Value& v, const char* what);  // what range,
 // first and an item second, `a["b"]` the other way round, and what is not there is Undefined
 Value get_item(Runtime& rt, const Value& object, const Value& key);            // object[key]
 Value get_attribute(Runtime& rt, const Value& object, std::string_view name);  // object.name
+Value own_attribute(Runtime& rt, const Value& object, std::string_view name);  // object | attr(name): no item
 Value slice(Runtime& rt, const Value& object, const Value& start, const Value& stop, const Value& step);
 // What jinja2's make_attrgetter looks up: "a.b.0", an index, or (none) the item itself. An undefined step on the way
 // becomes `otherwise` (unless that is missing or None), and the way goes on from there.

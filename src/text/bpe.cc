@@ -24,7 +24,7 @@ uint64_t slot_hash(uint64_t key) {
 
 }  // namespace
 
-Bpe::Bpe(Vocabulary vocabulary, const BpeOptions& options) : vocabulary_(std::move(vocabulary)), options_(options) {
+Bpe::Bpe(Vocabulary vocabulary, const BpeOptions& options) : TokenModel(std::move(vocabulary)), options_(options) {
   for (unsigned byte = 0; byte < 256; ++byte) {
     std::string character;
     append_utf8(character, options_.byte_level ? byte_level_code_point(static_cast<uint8_t>(byte)) : byte);
@@ -134,7 +134,7 @@ bool Bpe::may_cut_before(std::string_view mark) const {
   return true;
 }
 
-void Bpe::encode(std::string_view piece, BpeScratch& scratch, std::vector<int32_t>& out) const {
+void Bpe::encode(std::string_view piece, ModelScratch& scratch, std::vector<int32_t>& out) const {
   if (options_.ignore_merges) {
     if (const int32_t id = (options_.byte_level ? raw_ : vocabulary_).find(piece); id != Vocabulary::kNone) {
       out.push_back(id);
@@ -178,7 +178,7 @@ void Bpe::split_into_symbols(std::string_view piece, std::vector<int32_t>& symbo
   if (unknown) symbols.push_back(options_.unk);
 }
 
-void Bpe::merge_short(BpeScratch& scratch, std::vector<int32_t>& out) const {
+void Bpe::merge_short(ModelScratch& scratch, std::vector<int32_t>& out) const {
   std::vector<int32_t>& symbols = scratch.symbols;
   std::vector<uint32_t>& ranks = scratch.ranks;  // ranks[i]: of the pair (i, i + 1)
   const auto rank_at = [&](size_t i) { return i + 1 < symbols.size() ? rank_of(symbols[i], symbols[i + 1]) : kNoRank; };
@@ -198,7 +198,7 @@ void Bpe::merge_short(BpeScratch& scratch, std::vector<int32_t>& out) const {
 }
 
 // The same with a linked list and a heap of rank << 32 | position: n log n.
-void Bpe::merge_long(BpeScratch& scratch, std::vector<int32_t>& out) const {
+void Bpe::merge_long(ModelScratch& scratch, std::vector<int32_t>& out) const {
   std::vector<int32_t>& symbols = scratch.symbols;
   std::vector<uint32_t>& ranks =
       scratch.ranks;  // of the pair that begins here; an entry of the heap that differs is old

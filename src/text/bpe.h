@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "text/vocabulary.h"
+#include "text/token_model.h"
 
 namespace nfp::text {
 
@@ -20,16 +20,7 @@ struct BpeOptions {
   int32_t unk = Vocabulary::kNone;  // for characters without a token; without it they are dropped
 };
 
-// Working memory of encode, to be used again.
-struct BpeScratch {
-  std::vector<int32_t> symbols;
-  std::vector<uint32_t> ranks;
-  std::vector<int32_t> next;
-  std::vector<int32_t> previous;
-  std::vector<uint64_t> heap;
-};
-
-class Bpe {
+class Bpe : public TokenModel {
  public:
   Bpe(Vocabulary vocabulary, const BpeOptions& options);
 
@@ -42,10 +33,8 @@ class Bpe {
   // (control tokens, bytes).
   void derive_merges(std::span<const float> scores, const std::vector<bool>& apart = {});
 
-  // Appends the tokens of `piece`.
-  void encode(std::string_view piece, BpeScratch& scratch, std::vector<int32_t>& out) const;
+  void encode(std::string_view piece, ModelScratch& scratch, std::vector<int32_t>& out) const override;
 
-  const Vocabulary& vocabulary() const { return vocabulary_; }
   const BpeOptions& options() const { return options_; }
   // Whether no token has `mark` after another character, so that a text may be cut before each run of marks and the
   // tokens stay the same. (A merge across the cut would make such a token.)
@@ -69,10 +58,9 @@ class Bpe {
   void rehash(size_t slots);
 
   void split_into_symbols(std::string_view piece, std::vector<int32_t>& symbols) const;
-  void merge_short(BpeScratch& scratch, std::vector<int32_t>& out) const;
-  void merge_long(BpeScratch& scratch, std::vector<int32_t>& out) const;
+  void merge_short(ModelScratch& scratch, std::vector<int32_t>& out) const;
+  void merge_long(ModelScratch& scratch, std::vector<int32_t>& out) const;
 
-  Vocabulary vocabulary_;
   BpeOptions options_;
   Vocabulary raw_;             // by the bytes that tokens stand for; only for byte_level with ignore_merges
   int32_t byte_ids_[256];      // byte_level: the token of each byte; else of each ASCII character

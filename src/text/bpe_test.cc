@@ -32,7 +32,7 @@ Bpe build(const Model& model, const BpeOptions& options = {}) {
 }
 
 std::vector<std::string> encode(const Bpe& bpe, std::string_view piece) {
-  BpeScratch scratch;
+  ModelScratch scratch;
   std::vector<int32_t> ids;
   bpe.encode(piece, scratch, ids);
   std::vector<std::string> tokens;

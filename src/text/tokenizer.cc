@@ -38,7 +38,7 @@ namespace {
 struct Workspace {
   text::RegexSearch search;
   text::PieceCache cache;
-  text::BpeScratch bpe;
+  text::ModelScratch model;
   std::vector<text::TextPart> parts;
   std::vector<text::TextPart> normalized_parts;
   std::string normalized;
@@ -49,8 +49,8 @@ constexpr size_t kKeepElements = 1 << 16;
 
 class EncodeSink : public text::PieceSink {
  public:
-  EncodeSink(const text::Bpe& bpe, Workspace& work, const std::stop_token& stop, std::vector<int32_t>& out)
-      : bpe_(bpe), work_(work), stop_(stop), out_(out) {}
+  EncodeSink(const text::TokenModel& model, Workspace& work, const std::stop_token& stop, std::vector<int32_t>& out)
+      : model_(model), work_(work), stop_(stop), out_(out) {}
   bool stopped() const { return stopped_; }
 
   void piece(std::string_view piece) override {
@@ -58,7 +58,7 @@ class EncodeSink : public text::PieceSink {
     if (++pieces_ % kStopEvery == 0 && stop_.stop_requested()) stopped_ = true;
     if (stopped_) return;
     if (piece.size() > text::PieceCache::kMaxBytes) {
-      bpe_.encode(piece, work_.bpe, out_);
+      model_.encode(piece, work_.model, out_);
       return;
     }
     const auto place = text::PieceCache::place(piece);
@@ -67,13 +67,13 @@ class EncodeSink : public text::PieceSink {
       return;
     }
     const size_t begin = out_.size();
-    bpe_.encode(piece, work_.bpe, out_);
+    model_.encode(piece, work_.model, out_);
     work_.cache.put(place, piece, std::span(out_).subspan(begin));
   }
 
  private:
   static constexpr size_t kStopEvery = 1024;
-  const text::Bpe& bpe_;
+  const text::TokenModel& model_;
   Workspace& work_;
   const std::stop_token& stop_;
   size_t pieces_ = 0;
@@ -133,7 +133,7 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, const Enco
   std::vector<int32_t> ids;
   ids.reserve(spec.prefix.size() + spec.suffix.size() + text.size() / 3);
   if (options.add_special_tokens) ids = spec.prefix;
-  EncodeSink sink(*spec.bpe, work, options.stop, ids);
+  EncodeSink sink(*spec.model, work, options.stop, ids);
 
   work.parts.clear();
   NFP_RETURN_IF_ERROR(spec.added.split(text, false, options.parse_special, work.search, work.parts));
@@ -158,7 +158,7 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, const Enco
     }
   }
   if (options.add_special_tokens) ids.insert(ids.end(), spec.suffix.begin(), spec.suffix.end());
-  if (work.bpe.symbols.capacity() > kKeepElements) work.bpe = {};
+  if (std::max(work.model.symbols.capacity(), work.model.scores.capacity()) > kKeepElements) work.model = {};
   if (work.normalized.capacity() > kKeepElements) work.normalized = {};
   if (sink.stopped()) return error(ErrorCode::kCancelled, "the tokens are no longer wanted");
   return ids;
@@ -208,14 +208,14 @@ std::string_view Tokenizer::token_bytes(int32_t id) const {
 
 std::optional<std::string_view> Tokenizer::id_to_token(int32_t id) const {
   if (const text::AddedToken* token = parts_->spec.added.find(id)) return token->content;
-  const Vocabulary& vocabulary = parts_->spec.bpe->vocabulary();
+  const Vocabulary& vocabulary = parts_->spec.model->vocabulary();
   if (!vocabulary.has(id)) return std::nullopt;
   return vocabulary.text(id);
 }
 
 std::optional<int32_t> Tokenizer::token_to_id(std::string_view token) const {
   if (const text::AddedToken* added = parts_->spec.added.find(token)) return added->id;
-  return optional_id(parts_->spec.bpe->vocabulary().find(token));
+  return optional_id(parts_->spec.model->vocabulary().find(token));
 }
 
 int32_t Tokenizer::vocab_size() const { return static_cast<int32_t>(parts_->kinds.size()); }
@@ -261,7 +261,7 @@ namespace text {
 Result<std::shared_ptr<const Tokenizer>> make_tokenizer(TokenizerSpec spec) {
   static std::atomic<uint64_t> serials = 0;
   auto parts = std::make_unique<Tokenizer::Parts>();
-  int32_t size = spec.bpe->vocabulary().id_limit();
+  int32_t size = spec.model->vocabulary().id_limit();
   for (const AddedToken& token : spec.added.tokens()) size = std::max(size, token.id + 1);
 
   parts->offsets.reserve(static_cast<size_t>(size) + 1);
@@ -276,15 +276,15 @@ Result<std::shared_ptr<const Tokenizer>> make_tokenizer(TokenizerSpec spec) {
     parts->offsets.push_back(parts->output.size());
     if (const AddedToken* added = spec.added.find(id)) {
       add(id, added->content, added->special);
-    } else if (spec.bpe->vocabulary().has(id)) {
-      add(id, spec.bpe->vocabulary().text(id), false);
+    } else if (spec.model->vocabulary().has(id)) {
+      add(id, spec.model->vocabulary().text(id), false);
     }
   }
   parts->offsets.push_back(parts->output.size());
 
   for (const std::vector<int32_t>* ids : {&spec.prefix, &spec.suffix}) {
     for (const int32_t id : *ids) {
-      if (spec.added.find(id) == nullptr && !spec.bpe->vocabulary().has(id)) {
+      if (spec.added.find(id) == nullptr && !spec.model->vocabulary().has(id)) {
         return error(ErrorCode::kInvalidInput, "field 'post_processor' adds id {}, which no token has", id);
       }
     }

@@ -1,11 +1,11 @@
 // Text to token ids and back: what Hugging Face `tokenizers` does with a tokenizer.json, and the same from the
-// tokenizer inside a GGUF file. Byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM) and SentencePiece-style BPE (Llama 2,
-// Mistral, Gemma).
+// tokenizer inside a GGUF file. Byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM), SentencePiece-style BPE (Llama 2,
+// Mistral, Gemma), and of tokenizer.json unigram models (Helium).
 //
 //   NFP_ASSIGN_OR_RETURN(auto tokenizer, Tokenizer::from_json(files, path));
 //   NFP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer->encode(prompt));
 //
-// encode is: cut out the added tokens, normalize, pre-tokenize into pieces, BPE within each piece, then the
+// encode is: cut out the added tokens, normalize, pre-tokenize into pieces, BPE or unigram within each piece, then the
 // post-processor's BOS and EOS. All methods are const and may be called from any number of threads at once.
 // Streams of tokens become text in detokenizer.h; stop strings are found in stop_filter.h.
 #pragma once

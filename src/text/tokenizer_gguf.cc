@@ -226,10 +226,12 @@ Status fill_byte_level(const GgufVocab& vocab, Vocabulary vocabulary, TokenizerS
   for (const std::string_view pattern : pre->patterns) {
     NFP_RETURN_IF_ERROR(add_gguf_split(pattern, spec.pre_tokenizer));
   }
-  spec.bpe = std::make_unique<Bpe>(std::move(vocabulary), options);
+  auto bpe = std::make_unique<Bpe>(std::move(vocabulary), options);
+  NFP_RETURN_IF_ERROR(add_merges(vocab, *bpe));
+  spec.model = std::move(bpe);
   spec.decoder.byte_level = true;
   add_bos = pre->add_bos;
-  return add_merges(vocab, *spec.bpe);
+  return ok_status();
 }
 
 // "llama": SentencePiece BPE with byte fallback, merges by score.
@@ -243,14 +245,15 @@ Status fill_sentencepiece(const GgufVocab& vocab, Vocabulary vocabulary, Tokeniz
   const bool prefix = vocab.add_space_prefix.value_or(true);
   if (prefix) spec.normalizer.add(Normalizer::Prepend{std::string(kMark)});
   spec.normalizer.add(Normalizer::Replace{" ", {}, std::string(kMark)});
-  spec.bpe = std::make_unique<Bpe>(std::move(vocabulary), options);
+  auto bpe = std::make_unique<Bpe>(std::move(vocabulary), options);
   // As SentencePiece: the text "<0x41>" is no way to write the byte, nor "<s>" inside a word the control token.
   std::vector<bool> apart(vocab.tokens.size());
   for (size_t i = 0; i < vocab.types.size(); ++i) {
     apart[i] = vocab.types[i] == kControl || vocab.types[i] == kUnknown || vocab.types[i] == kByte;
   }
-  spec.bpe->derive_merges(vocab.scores, apart);
-  cut_at_marks(spec.pre_tokenizer, *spec.bpe);
+  bpe->derive_merges(vocab.scores, apart);
+  cut_at_marks(spec.pre_tokenizer, *bpe);
+  spec.model = std::move(bpe);
   spec.decoder.replaces.emplace_back(kMark, " ");
   spec.decoder.byte_fallback = true;
   if (prefix) spec.decoder.leading_space = Tokenizer::LeadingSpace::kDropOne;

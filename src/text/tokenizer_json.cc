@@ -17,6 +17,7 @@
 #include "text/tokenizer.h"
 #include "text/tokenizer_components.h"
 #include "text/tokenizer_parts.h"
+#include "text/unigram.h"
 
 namespace nfp {
 namespace text {
@@ -35,6 +36,24 @@ Result<Json> parse_json(simdjson::dom::parser& parser, std::string_view text, st
   return root;
 }
 
+Status add_to_vocabulary(int32_t id, std::string_view token, Vocabulary& vocabulary) {
+  if (token.size() > kMaxTokenBytes) {
+    return error(ErrorCode::kInvalidInput,
+                 "field 'model.vocab': the token with id {} has {} bytes; at most {} are supported", id, token.size(),
+                 kMaxTokenBytes);
+  }
+  switch (vocabulary.add(id, token)) {
+    case Vocabulary::Added::kYes:
+      break;
+    case Vocabulary::Added::kIdTaken:
+      return error(ErrorCode::kInvalidInput, "field 'model.vocab': id {} belongs to '{}' and to '{}'", id,
+                   vocabulary.text(id), token);
+    case Vocabulary::Added::kTextTaken:
+      return error(ErrorCode::kInvalidInput, "field 'model.vocab' has '{}' twice", token);
+  }
+  return ok_status();
+}
+
 Result<Vocabulary> parse_vocabulary(Json model) {
   NFP_ASSIGN_OR_RETURN(const Json node, need_field(model, "model", "vocab"));
   simdjson::dom::object fields;
@@ -49,20 +68,7 @@ Result<Vocabulary> parse_vocabulary(Json model) {
       return error(ErrorCode::kInvalidInput, "field 'model.vocab': the id of '{}' is not an integer from 0 to {}",
                    token, kMaxTokenId - 1);
     }
-    if (token.size() > kMaxTokenBytes) {
-      return error(ErrorCode::kInvalidInput,
-                   "field 'model.vocab': the token with id {} has {} bytes; at most {} are supported", id, token.size(),
-                   kMaxTokenBytes);
-    }
-    switch (vocabulary.add(static_cast<int32_t>(id), token)) {
-      case Vocabulary::Added::kYes:
-        break;
-      case Vocabulary::Added::kIdTaken:
-        return error(ErrorCode::kInvalidInput, "field 'model.vocab': id {} belongs to '{}' and to '{}'", id,
-                     vocabulary.text(static_cast<int32_t>(id)), token);
-      case Vocabulary::Added::kTextTaken:
-        return error(ErrorCode::kInvalidInput, "field 'model.vocab' has '{}' twice", token);
-    }
+    NFP_RETURN_IF_ERROR(add_to_vocabulary(static_cast<int32_t>(id), token, vocabulary));
   }
   return vocabulary;
 }
@@ -103,14 +109,7 @@ Status parse_merges(Json model, Bpe& bpe) {
   return ok_status();
 }
 
-Result<std::unique_ptr<Bpe>> parse_model(Json root, bool byte_level, int32_t& unk) {
-  NFP_ASSIGN_OR_RETURN(const Json model, need_field(root, "", "model"));
-  if (find_field(model, "type")) {
-    NFP_ASSIGN_OR_RETURN(const std::string type, string_field(model, "model", "type"));
-    if (type != "BPE") {
-      return error(ErrorCode::kUnsupported, "field 'model.type' is '{}'; only BPE is supported", type);
-    }
-  }
+Result<std::unique_ptr<Bpe>> parse_bpe(Json model, bool byte_level, int32_t& unk) {
   for (const std::string_view affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     if (!find_field(model, affix)) continue;
     NFP_ASSIGN_OR_RETURN(const std::string text, string_field(model, "model", affix));
@@ -139,6 +138,35 @@ Result<std::unique_ptr<Bpe>> parse_model(Json root, bool byte_level, int32_t& un
   auto bpe = std::make_unique<Bpe>(std::move(vocabulary), options);
   NFP_RETURN_IF_ERROR(parse_merges(model, *bpe));
   return bpe;
+}
+
+Result<std::unique_ptr<Unigram>> parse_unigram(Json model, int32_t& unk) {
+  NFP_ASSIGN_OR_RETURN(const simdjson::dom::array list, array_field(model, "model", "vocab"));
+  Vocabulary vocabulary;
+  std::vector<double> scores;
+  for (const Json entry : list) {
+    const auto id = static_cast<int32_t>(scores.size());
+    simdjson::dom::array pair;
+    std::string_view token;
+    double score = 0;
+    if (entry.get(pair) != simdjson::SUCCESS || pair.size() != 2 || pair.at(0).get(token) != simdjson::SUCCESS ||
+        pair.at(1).get(score) != simdjson::SUCCESS) {
+      return error(ErrorCode::kInvalidInput, "field 'model.vocab[{}]' is not a token and its score", id);
+    }
+    if (id >= kMaxTokenId) return error(ErrorCode::kInvalidInput, "field 'model.vocab' is too long");
+    NFP_RETURN_IF_ERROR(add_to_vocabulary(id, token, vocabulary));
+    scores.push_back(score);
+  }
+  UnigramOptions options;
+  NFP_ASSIGN_OR_RETURN(options.byte_fallback, bool_field(model, "model", "byte_fallback", false));
+  if (find_field(model, "unk_id")) {
+    NFP_ASSIGN_OR_RETURN(const int64_t id, int_field(model, "model", "unk_id"));
+    if (id < 0 || id >= vocabulary.id_limit()) {
+      return error(ErrorCode::kInvalidInput, "field 'model.unk_id' is {}; there are {} tokens", id, scores.size());
+    }
+    unk = options.unk = static_cast<int32_t>(id);
+  }
+  return std::make_unique<Unigram>(std::move(vocabulary), std::move(scores), options);
 }
 
 // All of it but its id.
@@ -185,7 +213,7 @@ Result<std::vector<AddedToken>> parse_added_tokens(Json root, const Vocabulary& 
 
 int32_t find_token(const TokenizerSpec& spec, std::string_view token) {
   const AddedToken* added = spec.added.find(token);
-  return added != nullptr ? added->id : spec.bpe->vocabulary().find(token);
+  return added != nullptr ? added->id : spec.model->vocabulary().find(token);
 }
 
 // "<s>", or {"content": "<s>"}.
@@ -422,6 +450,28 @@ Result<bool> apply_generation_config(Json config, std::vector<int32_t>& eog) {
   return true;
 }
 
+Status parse_model(Json root, bool byte_level, TokenizerSpec& spec) {
+  NFP_ASSIGN_OR_RETURN(const Json model, need_field(root, "", "model"));
+  std::string type = "BPE";
+  if (find_field(model, "type")) {
+    NFP_ASSIGN_OR_RETURN(type, string_field(model, "model", "type"));
+  }
+  if (type == "Unigram" && byte_level) {
+    return error(ErrorCode::kUnsupported, "field 'model.type' is Unigram, which is not supported behind ByteLevel");
+  }
+  if (type == "Unigram") {
+    NFP_ASSIGN_OR_RETURN(spec.model, parse_unigram(model, spec.special.unk));
+    return ok_status();
+  }
+  if (type != "BPE") {
+    return error(ErrorCode::kUnsupported, "field 'model.type' is '{}'; supported are BPE and Unigram", type);
+  }
+  NFP_ASSIGN_OR_RETURN(auto bpe, parse_bpe(model, byte_level, spec.special.unk));
+  if (!byte_level) cut_at_marks(spec.pre_tokenizer, *bpe);
+  spec.model = std::move(bpe);
+  return ok_status();
+}
+
 // Its added tokens apart, to which tokenizer_config.json may add.
 Result<TokenizerSpec> parse_tokenizer(Json root, std::vector<AddedToken>& added) {
   TokenizerSpec spec;
@@ -437,9 +487,8 @@ Result<TokenizerSpec> parse_tokenizer(Json root, std::vector<AddedToken>& added)
   }
   NFP_ASSIGN_OR_RETURN(const Json decoder, need_field(root, "", "decoder"));
   NFP_ASSIGN_OR_RETURN(spec.decoder, parse_decoder(decoder, "decoder"));
-  NFP_ASSIGN_OR_RETURN(spec.bpe, parse_model(root, byte_level, spec.special.unk));
-  if (!byte_level) cut_at_marks(spec.pre_tokenizer, *spec.bpe);
-  NFP_ASSIGN_OR_RETURN(added, parse_added_tokens(root, spec.bpe->vocabulary()));
+  NFP_RETURN_IF_ERROR(parse_model(root, byte_level, spec));
+  NFP_ASSIGN_OR_RETURN(added, parse_added_tokens(root, spec.model->vocabulary()));
   return spec;
 }
 
@@ -454,7 +503,7 @@ Result<TokenizerSpec> parse_files(const TokenizerFiles& files) {
     auto parsed = parse_json(parser, quote_non_finite(files.tokenizer_config), "the file");
     if (!parsed.ok()) return in_config(std::move(parsed).error());
     config = *parsed;
-    Status status = TokensOfConfig(spec.bpe->vocabulary(), added).add(*config);
+    Status status = TokensOfConfig(spec.model->vocabulary(), added).add(*config);
     if (!status.ok()) return in_config(std::move(status).error());
   }
   NFP_ASSIGN_OR_RETURN(spec.added, AddedTokens::make(std::move(added), spec.normalizer));

@@ -39,7 +39,7 @@ struct TokenizerSpec {
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
   AddedTokens added;
-  std::unique_ptr<Bpe> bpe;
+  std::unique_ptr<const TokenModel> model;
   Decoder decoder;
   std::vector<int32_t> prefix;  // the post-processor's tokens before the text
   std::vector<int32_t> suffix;  // and after it

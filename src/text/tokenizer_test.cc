@@ -26,6 +26,11 @@ Ids encode(const Tokenizer& tokenizer, std::string_view text, const EncodeOption
   return ids.ok() ? *ids : Ids{};
 }
 
+std::string from_json_error(const TokenizerFiles& files) {
+  const auto tokenizer = Tokenizer::from_json(files, "t");
+  return tokenizer.ok() ? "" : tokenizer.error().message;
+}
+
 TEST(Tokenizer, ByteLevel) {
   const auto tokenizer = load(byte_level_json());
   const int32_t he = *tokenizer->token_to_id("he");
@@ -79,6 +84,30 @@ TEST(Tokenizer, SentencePiece) {
   EXPECT_EQ(tokenizer->unk_id(), 0);
 }
 
+TEST(Tokenizer, Unigram) {
+  const auto json = [](const std::string& vocab, const std::string& fields, const std::string& pre = "null") {
+    return R"({"added_tokens": [], "normalizer": {"type": "Prepend", "prepend": "_"}, "pre_tokenizer": )" + pre +
+           R"(, "post_processor": null, "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]},
+             "model": {"type": "Unigram", "vocab": [)" +
+           vocab + "]" + fields + "}}";
+  };
+  const std::string vocab = R"(["<unk>", 0], ["a", -1.5], ["_a", -3.5], ["b", -2], ["<0x63>", 0.0], ["_", -2])";
+  const std::string text = json(vocab, R"(, "unk_id": 0, "byte_fallback": true)");
+  const auto tokenizer = Tokenizer::from_json({text, {}, {}}, "t");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+  EXPECT_EQ(encode(**tokenizer, "abcd"), (Ids{2, 3, 0}));  // not each byte of "cd" has a token
+  EXPECT_EQ(encode(**tokenizer, "cab"), (Ids{5, 4, 1, 3}));
+  EXPECT_EQ((*tokenizer)->decode(Ids{2, 3, 4}), "_abc");
+  EXPECT_EQ((*tokenizer)->unk_id(), 0);
+  EXPECT_EQ(from_json_error({json(R"(["a", 0], ["b"])", ""), {}, {}}),
+            "t: field 'model.vocab[1]' is not a token and its score");
+  EXPECT_EQ(from_json_error({json(R"(["a", 0], ["a", 1])", ""), {}, {}}), "t: field 'model.vocab' has 'a' twice");
+  EXPECT_EQ(from_json_error({json(R"(["a", 0])", R"(, "unk_id": 1)"), {}, {}}),
+            "t: field 'model.unk_id' is 1; there are 1 tokens");
+  EXPECT_EQ(from_json_error({json(R"(["a", 0])", "", R"({"type": "ByteLevel"})"), {}, {}}),
+            "t: field 'model.type' is Unigram, which is not supported behind ByteLevel");
+}
+
 TEST(Tokenizer, RolesComeFromTheConfigs) {
   const auto alone = load(byte_level_json());
   EXPECT_EQ(alone->bos_id(), 0);
@@ -115,11 +144,6 @@ TEST(Tokenizer, RolesComeFromTheConfigs) {
                               "bos_token": "<s>", "eos_token": "</s>"})");
   EXPECT_FALSE(llama->adds_bos());
   EXPECT_EQ(encode(*llama, ""), Ids{2});
-}
-
-std::string from_json_error(const TokenizerFiles& files) {
-  const auto tokenizer = Tokenizer::from_json(files, "t");
-  return tokenizer.ok() ? "" : tokenizer.error().message;
 }
 
 // Ids and flags are those that transformers 4.57.6 gives.

@@ -330,6 +330,49 @@ def metaspace_unknown():
                   pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="always"), decoder=decoders.Metaspace())
 
 
+def unigram(byte_fallback=True):
+    """Trained word by word with marks in front; the caller puts the pipeline around it."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    trainer = trainers.UnigramTrainer(vocab_size=2000, special_tokens=["<unk>", "<s>", "</s>", "<pad>"],
+                                      unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator(training_text(), trainer)
+    spec = json.loads(tokenizer.to_str())
+    model = spec["model"]
+    model["byte_fallback"] = byte_fallback
+    if byte_fallback:
+        model["vocab"] += [[f"<0x{byte:02X}>", 0.0] for byte in range(256)]
+    return spec
+
+
+def helium():
+    """A line end is a token in the place of its byte."""
+    spec = unigram()
+    for entry in spec["model"]["vocab"]:
+        if entry[0] == "<0x0A>":
+            entry[0] = "\n"
+    decoder = decoders.Sequence(
+        [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer = finish(spec, normalizer=normalizers.Sequence([normalizers.Prepend(" "), normalizers.Replace(" ", MARK)]),
+                       pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.Split("\n", "contiguous")]),
+                       decoder=decoder)
+    tokenizer.add_tokens([AddedToken("\n", normalized=False)])
+    return tokenizer
+
+
+def unigram_metaspace():
+    """No byte fallback, words one by one."""
+    normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    return finish(unigram(byte_fallback=False), normalizer=normalizer,
+                  pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="always"), decoder=decoders.Metaspace())
+
+
+def unigram_whole():
+    """The whole text is one piece."""
+    decoder = decoders.Sequence([decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse()])
+    return finish(unigram(), normalizer=normalizers.Replace(" ", MARK), decoder=decoder)
+
+
 def splits():
     """The splitting pre-tokenizers that no well-known model combines like this."""
     pre = pre_tokenizers.Sequence([
@@ -349,7 +392,7 @@ def whitespace():
 
 ALL = [gpt2, gpt2_prefix, llama3, llama3_odd_merges, deepseek_distill, qwen2, tekken, cl100k, seed, deepseek_llm,
        deepseek_coder, phi4_mini, olmo, digits_byte_level, unnamed, granite, smollm2, llama2, llama2_crossing, phi3,
-       mistral, gemma, metaspace_unknown, splits, whitespace]
+       mistral, gemma, metaspace_unknown, helium, unigram_metaspace, unigram_whole, splits, whitespace]
 
 
 def dump_vocab(parts, path):

@@ -1,4 +1,5 @@
 // A Hugging Face directory: config.json and safetensors, sharded or not.
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -36,6 +37,15 @@ class OtherParts {
   std::map<std::string, std::pair<int64_t, uint64_t>> parts_;
 };
 
+// As files have it that were saved from a model without its head, such as those of embeddings: "layers.0.x.weight" in
+// place of "model.layers.0.x.weight". transformers reads both.
+bool names_lack_model(const std::vector<const SafetensorsEntry*>& entries) {
+  const auto is_model = [](const SafetensorsEntry* entry) { return entry->name.starts_with("model."); };
+  const auto is_embedding = [](const SafetensorsEntry* entry) { return entry->name == "embed_tokens.weight"; };
+  return std::none_of(entries.begin(), entries.end(), is_model) &&
+         std::any_of(entries.begin(), entries.end(), is_embedding);
+}
+
 class DirectorySource final : public ModelSource {
  public:
   explicit DirectorySource(const std::string& path) : ModelSource(SourceKind::kHuggingFace, path) {}
@@ -53,8 +63,11 @@ class DirectorySource final : public ModelSource {
       NFP_ASSIGN_OR_RETURN(fp8_, Fp8Weights::open(shards_, **scheme, path_));
     }
     OtherParts others;
+    const bool headless = names_lack_model(shards_.entries());
     for (const SafetensorsEntry* entry : shards_.entries()) {
-      const auto name = multimodal ? text_model_tensor(entry->name) : std::optional(entry->name);
+      const auto name = multimodal                                         ? text_model_tensor(entry->name)
+                        : headless && !entry->name.starts_with("lm_head.") ? std::optional("model." + entry->name)
+                                                                           : std::optional(entry->name);
       if (!name) {
         others.add(*entry);
       } else if (!is_fp8 || !Fp8Weights::is_scale(entry->name)) {

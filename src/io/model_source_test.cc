@@ -60,6 +60,27 @@ TEST_F(Source, ReadsTensorsInAnyForm) {
   }
 }
 
+TEST_F(Source, NamesMayLackModel) {
+  auto tensors = tiny_model(DType::kF16);
+  tensors.push_back(random_tensor("lm_head.weight", DType::kF16, {50, 32}, 99));
+  std::vector<std::string> names;
+  for (auto& tensor : tensors) {
+    names.push_back(tensor.name);
+    if (tensor.name.starts_with("model.")) tensor.name.erase(0, 6);
+  }
+  write_model(path("m"), tensors, 2);
+  auto source = ModelSource::open(path("m"));
+  ASSERT_TRUE(source.ok()) << source.error().message;
+  for (const std::string& name : names) EXPECT_TRUE((*source)->has(name)) << name;
+  EXPECT_EQ((*source)->tensors().size(), names.size());
+  // "model." belongs to no tensor of a file where another has it already.
+  tensors[0].name = "model." + tensors[0].name;
+  write_model(path("m"), tensors, 2);
+  source = ModelSource::open(path("m"));
+  ASSERT_TRUE(source.ok()) << source.error().message;
+  EXPECT_TRUE((*source)->has("norm.weight"));
+}
+
 TEST_F(Source, WeightsThatAreNotFloatsAreRefusedByName) {
   auto tensors = tiny_model(DType::kF16);
   tensors[2].dtype = DType::kI16;

@@ -36,10 +36,16 @@ _LLM_OF_VLLM: dict[str, tuple[Any, ...]] = {
     "load_format": ("auto",), "hf_overrides": (None,), "runner": ("auto", "generate"),
     "tensor_parallel_size": (1,), "pipeline_parallel_size": (1,), "data_parallel_size": (1,), "swap_space": (0,),
     "cpu_offload_gb": (0,), "enforce_eager": (None, False, True), "enable_chunked_prefill": (None, True),
-    "disable_log_stats": (False, True), "disable_custom_all_reduce": (False, True)}
-# Of its chat(), and here no keywords of the template.
-_CHAT_OF_VLLM = {"lora_request": None, "chat_template": None, "chat_template_content_format": "auto",
-                 "continue_final_message": False, "mm_processor_kwargs": None, "tokenization_kwargs": None}
+    "disable_log_stats": (False, True), "disable_custom_all_reduce": (False, True), "task": (None, "auto", "generate"),
+    "speculative_config": (None,), "compilation_config": (None,), "block_size": (None,), "chat_template": (None,),
+    "limit_mm_per_prompt": (None, {}), "served_model_name": (None,), "download_dir": (None,),
+    "config_format": ("auto",)}
+# Of its generate() and chat(), and here no keywords of the template.
+_GENERATE_OF_VLLM = {"lora_request": None, "priority": None, "tokenization_kwargs": None}
+_CHAT_OF_VLLM = {**_GENERATE_OF_VLLM, "chat_template": None, "chat_template_content_format": "auto",
+                 "continue_final_message": False, "mm_processor_kwargs": None}
+_OVERRIDES = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+              "repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens"}  # of a generation_config.json
 
 
 @dataclass
@@ -298,7 +304,10 @@ class LLM:
     Raises NestedFPError with a message that names the file or field."""
 
     def __init__(self, model: str | os.PathLike[str], precision: str = "fp16", *, seed: int | None = None,
-                 **options: Any):
+                 override_generation_config: dict[str, Any] | None = None, **options: Any):
+        overrides = override_generation_config or {}
+        if unknown := [str(name) for name in overrides if name not in _OVERRIDES]:
+            raise TypeError(f"override_generation_config has {', '.join(_OVERRIDES)}, not {', '.join(unknown)}")
         if isinstance(seed, bool) or not (seed is None or _is_token_id(seed)):
             raise TypeError(f"seed is a whole number or None, not {seed!r}")
         self._seeds = None if seed is None or seed == -1 else random.Random(operator.index(seed))
@@ -307,10 +316,13 @@ class LLM:
                 raise TypeError(f"nestedfp.LLM has no {name}, which is {value!r}; leave it out")
         if precision in ("fp8", "fp8-w8a8"):
             options.setdefault("fp8", precision)
+        if options.get("kv_cache_dtype") == "auto":
+            del options["kv_cache_dtype"]
         self._engine = Engine(model, {"policy": precision, **options})
         info = self._engine.info()
         self._context = int(info["max_model_len"])
         self._sampling: dict[str, Any] = info["default_sampling_params"]
+        self._sampling |= {_OVERRIDES[name]: value for name, value in overrides.items() if value is not None}
         self._names = itertools.count()
         self._given_up: deque[str] = deque()  # requests that nobody waits for any more
         self._lock = threading.Lock()  # of what follows
@@ -461,9 +473,12 @@ class LLM:
 
     def generate(self, prompts: Prompt | Sequence[Prompt],
                  sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
-                 use_tqdm: bool | Callable[..., Any] = True) -> list[RequestOutput]:
+                 use_tqdm: bool | Callable[..., Any] = True, **of_vllm: None) -> list[RequestOutput]:
         """Answers all prompts (texts, token ids, or dicts with "prompt" or "prompt_token_ids"), together; in their
         order. ``use_tqdm``: a progress bar, where tqdm is installed, or what makes one."""
+        for name, value in of_vllm.items():
+            if name not in _GENERATE_OF_VLLM or value is not None:
+                raise TypeError(f"nestedfp.LLM.generate has no {name}, which is {value!r}")
         many, parameters = self._lists(prompts, sampling_params)
         order: list[RequestOutput] = []
         bar = _progress(use_tqdm, len(many))

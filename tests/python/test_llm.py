@@ -146,6 +146,12 @@ class TinyModel(unittest.TestCase):
             for where, want in (("vllm", SamplingParams()), (str(other), SamplingParams(temperature=0.5, min_p=0.1))):
                 with LLM(model, device="cpu", threads=1, generation_config=where) as llm:
                     self.assertEqual(llm.get_default_sampling_params(), want)
+            overrides = {"top_k": 3, "top_p": None, "max_new_tokens": 4}
+            with LLM(model, device="cpu", threads=1, override_generation_config=overrides) as llm:
+                self.assertEqual(llm.get_default_sampling_params(),
+                                 SamplingParams(temperature=0, top_k=3, top_p=0.95, max_tokens=4))
+            with self.assertRaisesRegex(TypeError, "^override_generation_config has temperature, .*, not do_sample$"):
+                LLM(model, device="cpu", override_generation_config={"do_sample": True})
             Path(model, "generation_config.json").write_text('{"top_p": 7}')
             with self.assertRaisesRegex(NestedFPError, "generation_config.json: .*top_p.*; generation_config none"):
                 LLM(model, device="cpu")
@@ -467,8 +473,13 @@ class TinyModel(unittest.TestCase):
 
     def test_keywords_of_vllm_that_ask_for_nothing(self):
         with LLM(TINY, device="cpu", threads=1, tensor_parallel_size=1, dtype="float16", trust_remote_code=True,
-                 enforce_eager=True, quantization=None) as llm:
-            self.assertEqual(len(llm.generate("ab", GREEDY)), 1)
+                 enforce_eager=True, quantization=None, kv_cache_dtype="auto", speculative_config=None,
+                 limit_mm_per_prompt={}, task="generate") as llm:
+            self.assertEqual(len(llm.generate("ab", GREEDY, lora_request=None, priority=None)), 1)
+            with self.assertRaisesRegex(TypeError, "^nestedfp.LLM.generate has no priority, which is 3"):
+                llm.generate("ab", GREEDY, priority=3)
+            with self.assertRaisesRegex(TypeError, "^nestedfp.LLM.generate has no colour"):
+                llm.generate("ab", GREEDY, colour=None)
         for name, value in (("tensor_parallel_size", 2), ("dtype", "bfloat16"), ("quantization", "awq")):
             with self.assertRaisesRegex(TypeError, f"^nestedfp.LLM has no {name}, which is "):
                 LLM(TINY, device="cpu", **{name: value})

@@ -33,6 +33,7 @@ struct Prefill {
   int32_t priority = 0;
   bool begun = false;  // an answer
   bool running = false;
+  bool exact = false;
   bool shed = false;
   int8_t rank = 0;  // which of its deadlines can be kept: the target, the second one, the longest wait; kLost: none
 };
@@ -56,19 +57,25 @@ struct Length {
 constexpr size_t kSerialPlaces = 1 << 13;
 size_t place_of(uint64_t serial) { return serial % kSerialPlaces; }
 
-// How fast a level gets through prompts beside the sequences that decode.
+// How fast a level gets through prompts beside the sequences that decode. Where some requests are exact, steps with FP8
+// take turns with steps in FP16 that are theirs alone.
 struct Pace {
   size_t level = 0;
   bool apart = false;   // decoding sequences stay in FP16
+  double turn_s = 0;    // a step of exact requests after each; 0 = there is none
+  StepWork decodes;     // of a step
   double limit_s = 0;   // of a step
-  double decode_s = 0;  // a step without prompts
+  double decode_s = 0;  // a step without prompts, and the turn
   int32_t chunk = 0;    // prompt tokens of a step
-  double chunk_s = 0;   // the time of that step
+  double chunk_s = 0;   // the time of that step, and of the turn
 };
 
 // What the sequences of a step ask of it.
 struct Demand {
-  StepWork decodes;             // one token each
+  StepWork decodes;            // one token each,
+  StepWork exact, inexact;     // of these
+  bool exact_prompts = false;  // there are
+  bool any_exact() const { return exact_prompts || exact.tokens > 0; }
   double slack = kNever;        // seconds until the first of these must have its token
   double longest_gap = kNever;  // seconds that none of them should wait, whatever its slack
   double least_itl = kNever;    // the shortest of their target gaps
@@ -114,8 +121,8 @@ class SloPolicy final : public PrecisionPolicy {
     });
   }
   const StepModel* model() const override { return &model_; }
-  Precision choose(const StepLoad&) override { return last_.precision; }
-  double fp8_share(const StepLoad&) override { return last_.fp8_share; }
+  Precision choose(const StepLoad&) override { return decided_.precision; }
+  double fp8_share(const StepLoad&) override { return decided_.fp8_share; }
 
   void observe(Precision precision, double fp8_share, const StepWork& work, double seconds) override {
     model_.observe(model_.find_level(precision, fp8_share), work, seconds);
@@ -143,13 +150,14 @@ class SloPolicy final : public PrecisionPolicy {
   Demand demand_of(const StepState& state, double error, StepDecision* decision);
   std::vector<Pace> paces_for(const StepState& state, const Demand& demand) const;
   size_t choose_for_prompts(const StepState& state, const std::vector<Pace>& paces, size_t fastest,
-                            const StepWork& decodes, StepDecision* decision);
-  void add_prompts(const StepState& state, const Pace& pace, double error, const Demand& demand, StepWork* work,
-                   StepDecision* decision);
+                            StepDecision* decision);
+  void add_prompts(const StepState& state, const Pace& pace, double error, const Demand& demand,
+                   std::optional<bool> exact, StepWork* work, StepDecision* decision);
+  StepWork fill_turn(const StepState& state, Pace* pace, double error, const Demand& demand, StepDecision* decision);
   void hold_room(const StepState& state, const Demand& demand);
-  void settle_level(const std::vector<Pace>& paces, const Pace& pace, double error, const StepWork& work,
-                    StepDecision* decision) const;
-  Pace pace_at(size_t level, bool apart, const StepWork& decodes, double limit_s, const StepState& state) const;
+  void settle_level(const std::vector<Pace>& paces, const Pace& pace, double error, const Demand& demand,
+                    const StepWork& work, StepDecision* decision) const;
+  Pace pace_at(size_t level, bool apart, const Demand& demand, double limit_s, const StepState& state) const;
   std::optional<Pace> shared_pace(const StepState& state, const Demand& demand, const Pace& pace);
   // Tokens a step, and seconds, about, of the rest of a prompt in steps with what decodes.
   int32_t shared_chunk(const Pace& pace, const Prefill& prefill, int32_t context, const StepWork& decodes) const;
@@ -158,11 +166,11 @@ class SloPolicy final : public PrecisionPolicy {
   double harm(const Pace& pace) const { return harm(model_.levels()[pace.level].fp8_share, pace.apart); }
   static double harm(double fp8_share, bool apart) { return fp8_share - (apart && fp8_share > 0 ? 1e-3 : 0.0); }
   // When the last of `tokens` prompt tokens is done, seconds from now.
-  double done_after(const Pace& pace, const StepWork& decodes, double tokens) const;
+  double done_after(const Pace& pace, double tokens) const;
   // Settles which deadline of each prefill can be kept. urgent_ becomes those that have one, in order of rank and
   // deadline.
-  void rank(const Pace& fastest, const StepWork& decodes, double now);
-  bool keeps(const Pace& pace, const StepWork& decodes, double now, double reserve) const;
+  void rank(const Pace& fastest, double now);
+  bool keeps(const Pace& pace, double now, double reserve) const;
 
   StepModel model_;
   SloOptions options_;
@@ -190,7 +198,9 @@ class SloPolicy final : public PrecisionPolicy {
   // The sequence for which room in the KV cache is held, if any; and when that last was so.
   std::optional<uint64_t> held_;
   double held_at_ = -kNever;
-  StepDecision last_;
+  bool exact_turn_ = false;  // it was theirs, in the last decision with turns
+  StepLevel decided_ = {Precision::kFp16, 0};
+  StepDecision last_;  // of the last decision that was not the turn of exact requests
   // Of the decision that is being made, with the memory of those before it.
   std::vector<Prefill> prefills_;  // in the order of the sequences
   std::vector<Prefill*> urgent_;   // those with a deadline that can be kept, the most urgent first
@@ -239,37 +249,42 @@ void SloPolicy::count_lost(uint64_t serial) {
   lost_share_ += 1 / options_.requests_remembered;
 }
 
-Pace SloPolicy::pace_at(size_t level, bool apart, const StepWork& both_kinds, double limit_s,
-                        const StepState& state) const {
+Pace SloPolicy::pace_at(size_t level, bool apart, const Demand& demand, double limit_s, const StepState& state) const {
   Pace pace;
   pace.level = level;
   pace.apart = apart;
-  StepWork decodes = both_kinds;
-  decodes.apart = apart;
-  pace.limit_s = limit_s;
-  pace.decode_s = decodes.tokens > 0 ? model_.seconds(apart ? model_.exact_level() : level, decodes) : 0.0;
-  const int32_t room = state.max_step_tokens - decodes.tokens;
-  pace.chunk = model_.largest_chunk(level, decodes, 0, room, limit_s);
+  const bool fp8 = !is_exact(model_.levels()[level].precision);
+  if (fp8 && (demand.exact_prompts || (demand.exact.tokens > 0 && !apart))) {
+    StepWork turn = demand.exact;
+    if (demand.exact_prompts) turn.add(options_.least_chunk, 0);
+    pace.turn_s = model_.seconds(model_.exact_level(), turn);
+  }
+  pace.decodes = fp8 && !apart ? demand.inexact : demand.decodes;
+  pace.decodes.apart = apart;
+  pace.limit_s = limit_s - pace.turn_s;
+  pace.decode_s = pace.turn_s;
+  if (pace.decodes.tokens > 0) pace.decode_s += model_.seconds(apart ? model_.exact_level() : level, pace.decodes);
+  const int32_t room = state.max_step_tokens - pace.decodes.tokens;
+  pace.chunk = model_.largest_chunk(level, pace.decodes, 0, room, pace.limit_s);
   // Where decodes leave prompts no room within the limit, they get a small chunk all the same, or they would starve.
   pace.chunk = std::max(pace.chunk, std::min(options_.least_chunk, room));
   if (pace.chunk > 0) {
-    StepWork both = decodes;
+    StepWork both = pace.decodes;
     both.add(pace.chunk, 0);
-    pace.chunk_s = model_.seconds(level, both);
+    pace.chunk_s = model_.seconds(level, both) + pace.turn_s;
   }
   return pace;
 }
 
-double SloPolicy::done_after(const Pace& pace, const StepWork& decodes, double tokens) const {
+double SloPolicy::done_after(const Pace& pace, double tokens) const {
   if (pace.chunk <= 0) return kNever;
   if (tokens > pace.chunk) return tokens / pace.chunk * pace.chunk_s;
-  StepWork both = decodes;
-  both.apart = pace.apart;
+  StepWork both = pace.decodes;
   both.add(static_cast<int32_t>(std::max(1.0, tokens)), 0);
-  return model_.seconds(pace.level, both);
+  return model_.seconds(pace.level, both) + pace.turn_s;
 }
 
-void SloPolicy::rank(const Pace& fastest, const StepWork& decodes, double now) {
+void SloPolicy::rank(const Pace& fastest, double now) {
   // Moore and Hodgson: in order of deadline; where one would be missed, the longest of those so far is given up. What
   // is given up then competes for its second deadline in what is left. Nobody reads on where an answer stops, so one
   // that has waited too long goes first.
@@ -318,7 +333,7 @@ void SloPolicy::rank(const Pace& fastest, const StepWork& decodes, double now) {
       kept_.push_back({prefill->priority, prefill->tokens, prefill->arrival, prefill});
       std::push_heap(kept_.begin(), kept_.end(), shorter);
       tokens += prefill->tokens;
-      while (!kept_.empty() && now + done_after(fastest, decodes, tokens) > deadline.due) {
+      while (!kept_.empty() && now + done_after(fastest, tokens) > deadline.due) {
         std::pop_heap(kept_.begin(), kept_.end(), shorter);
         tokens -= kept_.back().tokens;
         next_deadline(*kept_.back().prefill);
@@ -330,16 +345,16 @@ void SloPolicy::rank(const Pace& fastest, const StepWork& decodes, double now) {
   }
 }
 
-bool SloPolicy::keeps(const Pace& pace, const StepWork& decodes, double now, double reserve) const {
+bool SloPolicy::keeps(const Pace& pace, double now, double reserve) const {
   double tokens = 0;
   for (const Prefill* prefill : urgent_) {
     tokens += prefill->tokens;
     if (prefill->rank == kBeforeAll) continue;
     const double spare = prefill->rank == 0 ? reserve * prefill->target : 0.0;
-    if (now + done_after(pace, decodes, tokens) + spare > prefill->due) return false;
+    if (now + done_after(pace, tokens) + spare > prefill->due) return false;
   }
   // A typical prompt that came now and had to wait for all of these would be in time, too.
-  return done_after(pace, decodes, tokens) <= typical_target();
+  return done_after(pace, tokens) <= typical_target();
 }
 
 double SloPolicy::step_limit(int32_t steps_ahead) const {
@@ -359,10 +374,10 @@ double SloPolicy::typical_target() const {
 
 // Which prompts are lost or shed, the order of the others, and the first pace that keeps them in time.
 size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<Pace>& paces, size_t fastest,
-                                     const StepWork& decodes, StepDecision* decision) {
+                                     StepDecision* decision) {
   size_t chosen = 0;
   const double last = harm(last_.fp8_share, last_.exact_singles);
-  rank(paces[fastest], decodes, state.now_s);
+  rank(paces[fastest], state.now_s);
   may_be_kept_.reset();
   for (const uint64_t serial : kept_by_fp8_) may_be_kept_.set(place_of(serial));
   decision->lost.reserve(prefills_.size());
@@ -385,7 +400,7 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
     const double alone = model_.prompt_seconds(level, prefill.tokens, sequence.context, state.max_step_tokens);
     if (alone > prefill.target) decision->hopeless.push_back(prefill.sequence);
   }
-  decision->busy_s = done_after(paces[fastest], decodes, tokens);
+  decision->busy_s = done_after(paces[fastest], tokens);
   std::erase_if(urgent_, [](const Prefill* prefill) { return prefill->shed; });
   if (options_.missed == SloOptions::Missed::kAsTheyCome) {
     patient = true;
@@ -411,7 +426,7 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
     const double many = share < last ? options_.reserve_to_return_of_many : options_.reserve_of_many;
     double reserve = few + many_lost() * (many - few);
     if (share > 0 && share < 1) reserve = std::max(reserve, options_.reserve_partial);
-    if (patient && keeps(paces[chosen], decodes, state.now_s, reserve)) break;
+    if (patient && keeps(paces[chosen], state.now_s, reserve)) break;
     ++chosen;
   }
   return chosen == paces.size() ? fastest : chosen;
@@ -439,7 +454,7 @@ double SloPolicy::shared_s(const Pace& pace, const Prefill& prefill, int32_t con
 // where it does not, or where `pace`, which keeps the deadlines, has more FP8 anyway.
 std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand& demand, const Pace& pace) {
   const bool choice = harm(model_.levels()[choices_.back()].fp8_share, false) > 0;
-  const bool asked = demand.decodes.tokens > 0 && !urgent_.empty();
+  const bool asked = demand.decodes.tokens > 0 && !urgent_.empty() && !demand.any_exact();
   if (!asked || !choice) {
     shared_.reset();
     return std::nullopt;
@@ -462,7 +477,7 @@ std::optional<Pace> SloPolicy::shared_pace(const StepState& state, const Demand&
   std::optional<Pace> best;
   double best_s = kNever;
   for (const size_t level : choices_) {
-    const Pace next = pace_at(level, false, demand.decodes, limit, state);
+    const Pace next = pace_at(level, false, demand, limit, state);
     const double seconds = shared_s(next, prefill, context, demand.decodes);
     if (best && seconds >= best_s / (1 + options_.least_gain)) continue;
     best = next, best_s = seconds;
@@ -496,14 +511,15 @@ void SloPolicy::hold_room(const StepState& state, const Demand& demand) {
   held_at_ = state.now_s;
 }
 
-// Chunks of prompts behind the decoding sequences, which are in `work`.
+// Chunks of prompts behind the decoding sequences, which are in `work`: of all, or of those that are exact or are not.
 void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double error, const Demand& demand,
-                            StepWork* work, StepDecision* decision) {
+                            std::optional<bool> exact, StepWork* work, StepDecision* decision) {
   int32_t room = std::min(pace.chunk, state.max_step_tokens - work->tokens);
   int64_t free_tokens = demand.room;
   int32_t running = demand.running;
   double end_s = pace.limit_s;  // when the step has to be done, for the sake of prompts that end in it
   const auto may_start = [&](const Prefill& prefill) {
+    if (exact && prefill.exact != *exact) return false;
     if (prefill.running) return true;
     if (running >= state.max_sequences) return false;
     if (held_ && !prefill.begun && prefill.serial != held_) return false;
@@ -550,6 +566,36 @@ void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double err
   }
 }
 
+// The chunks of a step at a pace whose steps take turns with those of exact requests. What decodes is in the decision
+// already. The turn of exact requests has little of their prompts: where one of these is the most urgent, all requests
+// are in one step in FP16.
+StepWork SloPolicy::fill_turn(const StepState& state, Pace* pace, double error, const Demand& demand,
+                              StepDecision* decision) {
+  const std::vector<StepChunk> decodes = decision->chunks;
+  const Pace together = pace_at(model_.exact_level(), false, demand, demand.limit(), state);
+  if (urgent_.empty() || !urgent_.front()->exact) {
+    exact_turn_ = !exact_turn_;
+    if (exact_turn_) {
+      *pace = together;
+      pace->decodes = demand.exact;
+      pace->chunk = std::min(pace->chunk, options_.least_chunk);
+    }
+    if (!pace->apart) {
+      std::erase_if(decision->chunks,
+                    [&](const StepChunk& chunk) { return state.sequences[chunk.sequence].exact != exact_turn_; });
+    }
+    StepWork work = pace->decodes;
+    add_prompts(state, *pace, error, demand, exact_turn_, &work, decision);
+    if (!decision->chunks.empty()) return work;
+  }
+  exact_turn_ = true;
+  *pace = together;
+  decision->chunks = decodes;
+  StepWork work = pace->decodes;
+  add_prompts(state, *pace, error, demand, std::nullopt, &work, decision);
+  return work;
+}
+
 // The decoding sequences are in the decision already.
 Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* decision) {
   const double catch_up = options_.catch_up * (1 - options_.catch_up_errors * error);
@@ -567,6 +613,7 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
       if (demand.decodes.tokens >= state.max_step_tokens) continue;
       decision->chunks.push_back({i, 1});
       demand.decodes.add(1, sequence.context);
+      (sequence.exact ? demand.exact : demand.inexact).add(1, sequence.context);
       continue;
     }
     const bool begun = sequence.emitted > 0;
@@ -584,6 +631,8 @@ Demand SloPolicy::demand_of(const StepState& state, double error, StepDecision* 
     prefill.priority = sequence.priority;
     prefill.begun = begun;
     prefill.running = sequence.running;
+    prefill.exact = sequence.exact;
+    demand.exact_prompts = demand.exact_prompts || sequence.exact;
     if (sequence.running) demand.room -= sequence.missing;
   }
   demand.room -= demand.decodes.tokens;
@@ -621,7 +670,7 @@ std::vector<Pace> SloPolicy::paces_for(const StepState& state, const Demand& dem
   const bool both = options_.exact_decode && options_.levels == SloOptions::Levels::kAll && demand.decodes.tokens > 0 &&
                     !prefills_.empty();
   const auto add = [&](size_t level, bool apart, double limit_s) {
-    paces.push_back(pace_at(level, apart, demand.decodes, limit_s, state));
+    paces.push_back(pace_at(level, apart, demand, limit_s, state));
   };
   const auto for_each_level = [&](const auto& add_level) {
     for (const size_t level : choices_) {
@@ -638,8 +687,8 @@ std::vector<Pace> SloPolicy::paces_for(const StepState& state, const Demand& dem
 }
 
 // Precision is not given away in this very step either: its chunk may be shorter than the pace's.
-void SloPolicy::settle_level(const std::vector<Pace>& paces, const Pace& pace, double error, const StepWork& work,
-                             StepDecision* decision) const {
+void SloPolicy::settle_level(const std::vector<Pace>& paces, const Pace& pace, double error, const Demand& demand,
+                             const StepWork& work, StepDecision* decision) const {
   const double last = harm(last_.fp8_share, last_.exact_singles);
   size_t taken = pace.level;
   bool apart = pace.apart;
@@ -647,6 +696,8 @@ void SloPolicy::settle_level(const std::vector<Pace>& paces, const Pace& pace, d
   for (const Pace& other : paces) {
     const double now = harm(model_.levels()[taken].fp8_share, apart);
     if (work.tokens == 0 || harm(other) >= now) continue;
+    // What decodes in a launch of its own may be exact.
+    if (pace.apart && !other.apart && other.turn_s > 0 && demand.exact.tokens > 0) continue;
     StepWork same = work;
     same.apart = other.apart;
     const double other_s = model_.seconds(other.level, same);
@@ -680,7 +731,7 @@ StepDecision SloPolicy::decide(const StepState& state) {
   if (prompts) fp8_speed_ = speed(paces[fastest]);
 
   size_t chosen = 0;
-  if (prompts) chosen = choose_for_prompts(state, paces, fastest, demand.decodes, &decision);
+  if (prompts) chosen = choose_for_prompts(state, paces, fastest, &decision);
   const size_t for_prompts = chosen;
   // Decoding sequences: their next token must not be late for precision's sake either.
   double decode_limit = demand.limit();
@@ -699,12 +750,18 @@ StepDecision SloPolicy::decide(const StepState& state) {
   }
 
   const std::optional<Pace> shared = shared_pace(state, demand, paces[chosen]);
-  const Pace& pace = shared ? *shared : paces[chosen];
-  StepWork work = demand.decodes;
-  work.apart = pace.apart;
+  Pace pace = shared ? *shared : paces[chosen];
   hold_room(state, demand);
-  add_prompts(state, pace, error, demand, &work, &decision);
-  settle_level(paces, pace, error, work, &decision);
+  const bool turns = pace.turn_s > 0;
+  StepWork work = pace.decodes;
+  if (turns) {
+    work = fill_turn(state, &pace, error, demand, &decision);
+  } else {
+    add_prompts(state, pace, error, demand, std::nullopt, &work, &decision);
+  }
+  settle_level(paces, pace, error, demand, work, &decision);
+  decided_ = {decision.precision, decision.fp8_share};
+  if (turns && exact_turn_) return decision;
   const double last = harm(last_.fp8_share, last_.exact_singles);
   const double now = harm(decision.fp8_share, decision.exact_singles);
   if (now > last) {

@@ -91,6 +91,35 @@ TEST(SloPolicy, PlansForFp16WhereAllRequestsAreExact) {
   EXPECT_TRUE(other.lost.empty());
 }
 
+// Steps with FP8 and those of exact requests take turns, in which each gets its token in time.
+TEST(SloPolicy, LeavesExactRequestsTheirTurn) {
+  std::vector<SequenceState> sequences;
+  for (int i = 0; i < 8; ++i) sequences.push_back(decoding(200, 0.03, 0.03));
+  for (int i = 0; i < 2; ++i) sequences[static_cast<size_t>(i)].exact = true;
+  sequences.push_back(prompt(1000, 0, 0.06));  // 63 ms in FP16
+  const auto policy = slo();
+  double seconds = 0;
+  for (const bool turn : {true, false, true}) {
+    const StepDecision decision = policy->decide(state_of(sequences, 0));
+    std::vector<size_t> chosen;
+    for (const StepChunk& chunk : decision.chunks) chosen.push_back(chunk.sequence);
+    EXPECT_EQ(is_exact(decision.precision), turn);
+    EXPECT_EQ(policy->choose({}), decision.precision);
+    EXPECT_EQ(chosen, turn ? (std::vector<size_t>{0, 1}) : (std::vector<size_t>{2, 3, 4, 5, 6, 7, 8}));
+    EXPECT_TRUE(decision.lost.empty());
+    EXPECT_LE(seconds + decision.predicted_s, 0.031);  // of two steps, one after the other
+    seconds = decision.predicted_s;
+  }
+  // An exact prompt that is the most urgent is not computed 16 tokens at a time.
+  sequences.push_back(prompt(300, 0, 0.05));
+  sequences.back().exact = true;
+  const StepDecision decision = policy->decide(state_of(sequences, 0));
+  EXPECT_EQ(decision.precision, Precision::kFp16);
+  ASSERT_GE(decision.chunks.size(), 9u);
+  EXPECT_EQ(decision.chunks[8].sequence, 9u);
+  EXPECT_GT(decision.chunks[8].tokens, 200);
+}
+
 TEST(SloPolicy, GivesUpTheLongestAndServesTheOthers) {
   // All are due in 60 ms, which is enough for about 1800 tokens in FP8.
   const std::vector<SequenceState> sequences = {prompt(2000, 0, 0.06), prompt(300, 0.001, 0.06),
@@ -657,6 +686,7 @@ RC_GTEST_PROP(SloPolicy, DecisionsAreSound, ()) {
   const auto policy = slo_with_levels({.missed = missed, .exact_decode = *rc::gen::arbitrary<bool>()});
   const double now = 1000;
   const auto in = [](double low, double high) { return low + (high - low) * *rc::gen::inRange(0, 1001) / 1000.0; };
+  const int most_exact = *rc::gen::element(1, 3, 20);  // none, some, nearly all
   for (int step = 0; step < 3; ++step) {
     std::vector<SequenceState> sequences;
     const int running = *rc::gen::inRange(0, 12), waiting = *rc::gen::inRange(0, 12);
@@ -665,6 +695,7 @@ RC_GTEST_PROP(SloPolicy, DecisionsAreSound, ()) {
       s.running = s.started = i < running;
       s.ready = *rc::gen::inRange(0, 5) > 0;
       s.priority = *rc::gen::inRange(-2, 3);
+      s.exact = *rc::gen::inRange(0, most_exact) > 1;
       if (s.running && *rc::gen::arbitrary<bool>()) {
         s.context = *rc::gen::inRange(1, 5000);
         s.missing = 1;
@@ -691,17 +722,24 @@ RC_GTEST_PROP(SloPolicy, DecisionsAreSound, ()) {
       RC_ASSERT(chunk.tokens >= 1 && chunk.tokens <= s.missing);
       const bool decodes = s.running && s.missing == 1 && s.emitted > 0;
       RC_ASSERT(!(decodes && prompts_began));
+      RC_ASSERT(!s.exact || is_exact(decision.precision) || (decision.exact_singles && chunk.tokens == 1));
       prompts_began = prompts_began || !decodes;
       admitted += s.running ? 0 : 1;
       tokens += chunk.tokens;
       work.add(chunk.tokens, s.context);
+    }
+    // Exact requests and others may take turns.
+    std::set<size_t> next;
+    const bool some_exact = std::any_of(sequences.begin(), sequences.end(), [](const auto& s) { return s.exact; });
+    if (some_exact) {
+      for (const StepChunk& chunk : policy->decide(state).chunks) next.insert(chunk.sequence);
     }
     RC_ASSERT(tokens <= state.max_step_tokens);
     RC_ASSERT(admitted <= std::max(state.max_sequences, running));
     for (size_t i = 0; i < sequences.size() && tokens < state.max_step_tokens; ++i) {
       const SequenceState& s = sequences[i];
       const bool decodes = s.running && s.ready && s.missing == 1 && s.emitted > 0;
-      RC_ASSERT(!decodes || seen.contains(i));
+      RC_ASSERT(!decodes || seen.contains(i) || next.contains(i));
     }
     const size_t level = fitted.find_level(decision.precision, decision.fp8_share);
     RC_ASSERT(level < fitted.levels().size());

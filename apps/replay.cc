@@ -384,7 +384,7 @@ void warn_of_idle_flags(const CLI::App& verb, const ReplayFlags& f) {
          "there are no step times without --simulate");
   }
   if (f.find_rate) {
-    warn({"--goodput", "--kl"}, "--find-rate finds rates alone");
+    warn({"--goodput", "--kl", "--csv"}, "--find-rate finds rates alone");
   } else {
     warn({"--attainment"}, "it is of --find-rate");
   }

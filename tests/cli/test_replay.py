@@ -141,6 +141,7 @@ class Replay(Scratch):
         self.assertEqual(idle(*simulated, "--policies", "fp16", "--vocab", "500", "--exact-decode", "--attainment", "0.5"),
                          ["--vocab", "--exact-decode", "--attainment"])
         self.assertEqual(idle(*simulated, "--as-served", "--slo-factor", "3"), ["--slo-factor"])
+        self.assertEqual(idle(*simulated, "--policies", "fp16", "--find-rate", "--csv", self.path("none.csv")), ["--csv"])
         self.assertEqual(idle(*simulated, "--as-served", "--send-targets", "--slo-factor", "3", "--noise", "0.1", "--exact-decode"), [])
 
     def test_files_that_cannot_be_written_are_told_before_the_simulation(self):

@@ -15,6 +15,10 @@
 namespace nfp {
 namespace {
 
+constexpr std::string_view kHead =
+    "start_s,precision,fp8_share,change,tokens,prefill_tokens,sequences,waiting,prefill_pairs,prefill_keys,decode_keys,"
+    "predicted_ms,table_ms,ms,drafted,accepted\n";
+
 // The engine's thread waits no longer for whoever reads a pipe.
 constexpr int kPatienceMs = 1000;
 
@@ -46,12 +50,12 @@ bool write_line(int fd, std::string_view line) {
 }  // namespace
 
 Result<std::unique_ptr<StepLog>> StepLog::create(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (fd < 0) return error(ErrorCode::kUsage, "--step-log {}: {}", path, std::strerror(errno));
   std::unique_ptr<StepLog> log(new StepLog(path, fd));
-  if (!write_line(fd,
-                  "start_s,precision,fp8_share,change,tokens,prefill_tokens,sequences,waiting,prefill_pairs,"
-                  "prefill_keys,decode_keys,predicted_ms,table_ms,ms,drafted,accepted\n")) {
+  struct stat file = {};
+  log->keeps_ = ::fstat(fd, &file) == 0 && S_ISREG(file.st_mode) && file.st_size > 0;
+  if (!log->keeps_ && !write_line(fd, kHead)) {
     return error(ErrorCode::kUsage, "--step-log {}: {}", path, std::strerror(errno));
   }
   return log;
@@ -71,7 +75,8 @@ void StepLog::add(const StepRecord& step) {
       name_of(step.precision), step.fp8_share, kLevelChangeNames[static_cast<size_t>(step.change)], step.tokens,
       step.prefill_tokens, step.sequences, step.waiting, work.prefill_pairs, work.prefill_keys, work.decode_keys,
       1e3 * step.predicted_s, 1e3 * step.table_s, 1e3 * step.seconds, step.drafted, step.accepted);
-  if (write_line(fd_, line)) return;
+  const bool begins = std::exchange(keeps_, false);
+  if ((!begins || (::ftruncate(fd_, 0) == 0 && write_line(fd_, kHead))) && write_line(fd_, line)) return;
   log::warn("--step-log {}: {}; no more steps are written to it", path_, std::strerror(errno));
   ::close(std::exchange(fd_, -1));
 }

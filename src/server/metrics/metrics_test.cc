@@ -246,6 +246,22 @@ TEST(StepLog, HasALineForEachStep) {
   }
 }
 
+TEST(StepLog, KeepsWhatWasThereUntilTheFirstStep) {
+  const nfp::testing::ScratchFolder scratch;
+  const std::string path = scratch.path() + "/steps.csv";
+  std::ofstream(path) << "of another server\n";
+  auto log = StepLog::create(path);
+  ASSERT_TRUE(log.ok()) << log.error().message;
+  std::string line;
+  EXPECT_TRUE(std::getline(std::ifstream(path), line) && line == "of another server");
+  (*log)->add({});
+  (*log)->add({});
+  std::ifstream file(path);
+  int lines = 0;
+  for (; std::getline(file, line); ++lines) EXPECT_EQ(line.starts_with("start_s,precision,"), lines == 0);
+  EXPECT_EQ(lines, 3);
+}
+
 TEST(StepLog, EndsWithAWholeLineWhereTheFileTakesNoMore) {
   const nfp::testing::ScratchFolder scratch;
   const std::string path = scratch.path() + "/steps.csv";

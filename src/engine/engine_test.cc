@@ -673,20 +673,44 @@ TEST(Engine, OfAPromptAloneNoTokenCounts) {
   EXPECT_TRUE(seen.last.attained);
 }
 
-// Tokens are due a nanosecond after each other, so the policy wants FP8 in every step that decodes.
+// All is late, so the policy wants what is the fastest for those that decode: FP16 while an exact request is there, as
+// two steps in turn take longer than one, then FP8.
 TEST(Engine, ExactRequestsStayInFp16UnderDeadlines) {
   ScriptedRunner runner(kVocab, 1000);
   EngineConfig config = options();
   config.fp8 = Precision::kFp8W8A8;
-  config.targets = {.ttft_s = 1e-9, .itl_s = 1e-9};
+  config.targets = {.ttft_s = 1e-9, .itl_s = 0.004, .whole_answer = true};  // FP8 alone decodes in that
+  config.now = [] { return EngineClock::time_point{}; };  // time stands still: nothing else is learnt of the machine
   Engine engine(config, &runner, nullptr, slo());
-  ASSERT_TRUE(engine.submit(request("exact", {5, 6, 7, 8}, 12, PrecisionClass::kExact)).ok());
-  ASSERT_TRUE(engine.submit(request("auto", {9, 8, 7}, 12)).ok());
+  Request exact = request("exact", {5, 6, 7, 8}, 12, PrecisionClass::kExact), other = request("auto", {9, 8, 7}, 24);
+  exact.arrival = other.arrival = EngineClock::time_point{} - std::chrono::seconds(100);
+  ASSERT_TRUE(engine.submit(std::move(exact)).ok());
+  ASSERT_TRUE(engine.submit(std::move(other)).ok());
   const auto answers = run(engine);
   EXPECT_EQ(answers.at("exact").usage.prompt.fp8 + answers.at("exact").usage.completion.fp8, 0);
   EXPECT_EQ(answers.at("exact").usage.completion.fp16, 12);
-  EXPECT_GT(answers.at("auto").usage.completion.fp8, 0);
+  EXPECT_EQ(answers.at("auto").precisions.substr(12), std::string(12, '8'));
   EXPECT_EQ(answers.at("exact").usage.slo_met, false);
+}
+
+// A prompt that is in time in FP8 alone beside an exact request that decodes: 29 ms in FP16, and 22 in both turns.
+TEST(Engine, ExactRequestsKeepTheirTurnBesideAPromptInFp8) {
+  ScriptedRunner runner(kVocab, 1000);
+  EngineConfig config = options(400, {.max_sequences = 8, .max_step_tokens = 2048});
+  config.fp8 = Precision::kFp8W8A8;
+  config.targets = {.ttft_s = 10, .itl_s = 0.2};
+  config.now = [] { return EngineClock::time_point{}; };
+  Engine engine(config, &runner, nullptr, slo());
+  std::map<std::string, Answer> answers;
+  ASSERT_TRUE(engine.submit(request("exact", {5, 6, 7, 8}, 12, PrecisionClass::kExact)).ok());
+  for (int step = 0; step < 3; ++step) collect(engine.step(), answers);
+  Request prompt = request("auto", std::vector<int32_t>(480, 9), 3);
+  prompt.slo_ttft_s = 0.026;
+  ASSERT_TRUE(engine.submit(std::move(prompt)).ok());
+  for (int i = 0; i < 100 && !engine.idle(); ++i) collect(engine.step(), answers);
+  EXPECT_EQ(answers.at("auto").usage.prompt.fp8, 480);
+  EXPECT_EQ(answers.at("auto").tokens.size(), 3u);
+  EXPECT_EQ(answers.at("exact").precisions, std::string(12, 'x'));
 }
 
 // Order, chunks and precision of steps are the policy's; tokens are the model's.

@@ -324,6 +324,27 @@ class Offload(unittest.TestCase):
                 NestedFPConfig()._prepare(torch.float16)
 
 
+class BatchInvariance(unittest.TestCase):
+    def test_results_that_depend_on_the_batch(self):
+        limits.check_batch_invariance(False)
+        with self.assertRaisesRegex(ValueError, "VLLM_BATCH_INVARIANT=1: .*leave it out"):
+            limits.check_batch_invariance(True)
+
+    @unittest.skipUnless(HAVE_VLLM, "needs torch and vLLM")
+    def test_of_a_model_that_is_being_made(self):
+        from nestedfp.vllm.quantization import NestedFPConfig
+        from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+
+        for value in ("0", "1"):
+            with patch.dict(os.environ, {"VLLM_BATCH_INVARIANT": value}), \
+                    set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"))):
+                if value == "0":
+                    NestedFPConfig()._prepare(torch.float16)
+                else:
+                    with self.assertRaisesRegex(ValueError, "VLLM_BATCH_INVARIANT=1"):
+                        NestedFPConfig()._prepare(torch.float16)
+
+
 @unittest.skipUnless(HAVE_VLLM, "needs torch and vLLM")
 class Policies(unittest.TestCase):
     def test_one_that_there_is_not(self):

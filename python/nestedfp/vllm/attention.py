@@ -267,7 +267,6 @@ def enable(config: Any) -> None:
     if (model is not None and not model.is_hybrid and config.attention_config.backend is None
             and config.cache_config.cache_dtype in ("auto", str(model.dtype).removeprefix("torch."))
             and config.kv_transfer_config is None and envs.VLLM_KV_CACHE_LAYOUT is None
-            and not envs.VLLM_BATCH_INVARIANT and parallel.decode_context_parallel_size == 1
-            and parallel.prefill_context_parallel_size == 1):
+            and parallel.decode_context_parallel_size == 1 and parallel.prefill_context_parallel_size == 1):
         register_backend(AttentionBackendEnum.FLASH_ATTN, f"{__name__}.{Backend.__name__}")
         _cached_get_attn_backend.cache_clear()

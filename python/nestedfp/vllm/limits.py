@@ -7,6 +7,14 @@ from typing import Any
 from .settings import Settings
 
 
+def check_batch_invariance(wanted: bool) -> None:
+    """Of VLLM_BATCH_INVARIANT. Raises ValueError: how a product's sums are cut, and by default its precision, depends on
+    how many rows it has."""
+    if wanted:
+        raise ValueError("VLLM_BATCH_INVARIANT=1: results of nestedfp's products depend on what else is in a step; leave "
+                         "it out, or --quantization nestedfp")
+
+
 def check_offload(config: Any) -> None:
     """Of any vLLM configuration. Raises ValueError naming the option. Layers whose weights take turns in one piece of
     memory would be taken for each other, and weights that are not read yet have nothing to be moved."""

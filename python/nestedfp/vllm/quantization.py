@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import vllm.envs as envs
 from vllm.config import get_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.fused_moe import FusedMoE, UnquantizedFusedMoEMethod
@@ -340,6 +341,7 @@ class NestedFPConfig(QuantizationConfig):
             return
         config = get_current_vllm_config()
         checkpoint.check_load_format(config.load_config.load_format, self.nested is not None)
+        limits.check_batch_invariance(envs.VLLM_BATCH_INVARIANT)
         limits.check_offload(config)
         wanted = settings.current()
         Policy(wanted.policy)  # an error for one that there is not

@@ -122,7 +122,7 @@ class Checkpoint(unittest.TestCase):
         good = {"version": 1, "lower": "nestedfp", "source_dtype": "BF16", "uppers": "free"}
         self.assertEqual(checkpoint.NestedInfo.parse(good).uppers, "free")
         for change, field in (({"version": 2}, "version"), ({"lower": "../x"}, "lower"), ({"lower": 3}, "lower"),
-                              ({"uppers": "best"}, "uppers")):
+                              ({"lower": "."}, "lower"), ({"uppers": "best"}, "uppers")):
             with self.assertRaisesRegex(ValueError, field):
                 checkpoint.NestedInfo.parse({**good, **change})
         with self.assertRaisesRegex(ValueError, "nestedfp"):
@@ -132,12 +132,28 @@ class Checkpoint(unittest.TestCase):
 class Files(unittest.TestCase):
     def test_a_file_without_a_header_is_named(self):
         """Of a copy that was given its size and not its bytes, say."""
-        header = b'{"a": "\xff"}'
-        for content in (bytes(4096), b"\2" + bytes(7) + b"[]", bytes([len(header)]) + bytes(7) + header):
+        headers = [b"[]", b'{"a": "\xff"}', b'{"a": 1}', b'{"a": {"dtype": "U8"}}', b"[" * 100000,
+                   b'{"a": {"dtype": "U8", "shape": [1], "data_offsets": [0]}}',
+                   b'{"a": {"dtype": "U8", "shape": [1], "data_offsets": ["0", "x"]}}',
+                   b'{"a": {"dtype": "U8", "shape": 1, "data_offsets": [0, 1]}}']
+        for content in (bytes(4096), *(len(header).to_bytes(8, "little") + header for header in headers)):
             with tempfile.TemporaryDirectory() as folder:
                 (Path(folder) / "model.safetensors").write_bytes(content)
                 with self.assertRaisesRegex(ValueError, "model.safetensors: is cut or no safetensors file"):
                     checkpoint.check_files(folder, folder)
+
+    def test_a_configuration_that_is_none_is_named(self):
+        """Of weights that are read again."""
+        for text, why in (('{"nestedfp": ', "is no JSON"), ("[" * 100000, "is no JSON"),
+                          ('{"nestedfp": {"version": 7}}', "nestedfp.version is 7")):
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "config.json").write_text(text)
+                with self.assertRaisesRegex(ValueError, f"{folder}/config.json: {why}"):
+                    checkpoint.check_replacement(folder, checkpoint.NestedInfo("nestedfp", "F16", "nearest"), False)
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint.check_replacement(folder, None, False)  # none at all
+            (Path(folder) / "config.json").write_text("[]")
+            checkpoint.check_replacement(folder, None, False)
 
 
 class Decisions(unittest.TestCase):

@@ -38,20 +38,34 @@ class NestedInfo:
     uppers: str  # "nearest", "restricted", "free"
 
     @classmethod
-    def parse(cls, value: Any) -> NestedInfo:
-        """Raises ValueError naming the field."""
+    def parse(cls, value: Any, where: str = "config.json") -> NestedInfo:
+        """Raises ValueError naming the file and the field."""
         if not isinstance(value, dict):
-            raise ValueError("config.json: 'nestedfp' is no object; convert the model again")
+            raise ValueError(f"{where}: 'nestedfp' is no object; convert the model again")
         version = value.get("version")
         if version != FORMAT_VERSION:
-            raise ValueError(f"config.json: nestedfp.version is {version}, this plugin reads {FORMAT_VERSION}")
+            raise ValueError(f"{where}: nestedfp.version is {version}, this plugin reads {FORMAT_VERSION}")
         folder = value.get("lower")
-        if not isinstance(folder, str) or not folder or "/" in folder or folder == "..":
-            raise ValueError(f"config.json: nestedfp.lower is {folder!r}, no folder of the checkpoint")
+        if not isinstance(folder, str) or not folder or "/" in folder or folder in (".", ".."):
+            raise ValueError(f"{where}: nestedfp.lower is {folder!r}, no folder of the checkpoint")
         uppers = value.get("uppers", "nearest")
         if uppers not in ("nearest", "restricted", "free"):
-            raise ValueError(f"config.json: nestedfp.uppers is {uppers!r}; nearest, restricted and free are known")
+            raise ValueError(f"{where}: nestedfp.uppers is {uppers!r}; nearest, restricted and free are known")
         return cls(folder, str(value.get("source_dtype", "F16")), uppers)
+
+
+_MOST_HEADER_BYTES = 100_000_000  # safetensors' own bound
+
+
+def _tensors(header: bytes) -> dict[str, tuple[str, tuple[int, ...], int]] | None:
+    """Of a safetensors file's header: dtype, shape and end of each tensor. None where it is no header."""
+    try:
+        entries = json.loads(header)
+        entries.pop("__metadata__", None)
+        return {name: (str(entry["dtype"]), tuple(entry["shape"]), int(entry["data_offsets"][1]))
+                for name, entry in entries.items()}
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
 
 
 def _headers(folder: Path) -> dict[str, tuple[str, tuple[int, ...], Path]]:
@@ -61,19 +75,15 @@ def _headers(folder: Path) -> dict[str, tuple[str, tuple[int, ...], Path]]:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = struct.unpack("<Q", file.read(8))[0] if size >= 8 else size
-            text = file.read(length) if length <= size - 8 else b""
-        try:
-            header = json.loads(text)
-        except ValueError:  # of a file that is empty but for its size, too
-            header = None
-        if not isinstance(header, dict):
+            text = file.read(length) if length <= min(size - 8, _MOST_HEADER_BYTES) else b""
+        tensors = _tensors(text)
+        if tensors is None:  # of a file that is empty but for its size, too
             raise ValueError(f"{path}: is cut or no safetensors file ({size} bytes); copy it again")
-        header.pop("__metadata__", None)
-        end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+        end = max((tensor_end for _, _, tensor_end in tensors.values()), default=0)
         if size < 8 + length + end:
             raise ValueError(f"{path}: is cut: {size} of {8 + length + end} bytes; copy it again")
-        for name, tensor in header.items():
-            found[name] = (tensor["dtype"], tuple(tensor["shape"]), path)
+        for name, (dtype, shape, _) in tensors.items():
+            found[name] = (dtype, shape, path)
     return found
 
 
@@ -95,13 +105,19 @@ def check_replacement(folder: str, started: NestedInfo | None, bf16: bool) -> No
     """Raises ValueError where what is in the folder cannot take the place of what vLLM was started with, whose
     config.json is the one that it knows, and whose join CUDA graphs hold: weights that are read again."""
     path = Path(folder) / "config.json"
-    raw = json.loads(path.read_bytes()).get("nestedfp") if path.is_file() else None
+    if not path.is_file():
+        return
+    try:
+        config = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is no JSON ({error}); copy it again") from error
+    raw = config.get("nestedfp") if isinstance(config, dict) else None
     if raw is None:
         return
     if started is None:
         raise ValueError(f"{path}: this is a nested checkpoint, and vLLM was started with an ordinary one: start vLLM with "
                          "it, or give the checkpoint that it was made of")
-    given = NestedInfo.parse(raw)
+    given = NestedInfo.parse(raw, str(path))
     if given.uppers == "free" != started.uppers:
         raise ValueError(f"{path}: nestedfp.uppers is 'free', and '{started.uppers}' in the checkpoint that vLLM was "
                          "started with, whose join is another one: start vLLM with it")

@@ -154,13 +154,13 @@ typedef struct nfp_weight {
 } nfp_weight;
 
 /* A weight made ready to be multiplied: which kernel runs a number of tokens is chosen once and remembered. The
- * pointers of `weight` and `workspace` are kept, and the memory must outlive it. */
+ * pointers of `weight` and `workspace` are kept, and `gpu`: all must outlive it. */
 typedef struct nfp_linear nfp_linear;
 NFP_API nfp_status nfp_linear_create(nfp_gpu* gpu, const nfp_weight* weight, void* workspace, size_t workspace_bytes,
                                      nfp_linear** linear);
 NFP_API void nfp_linear_destroy(nfp_linear* linear);
 /* By default the first kernel of a product may start while the kernel before it in the stream still runs (programmatic
- * dependent launch: it fetches weights meanwhile). 1: it starts when that one is done. */
+ * dependent launch: it fetches weights meanwhile). 1: it starts when that one is done. Not beside a call with it. */
 NFP_API void nfp_linear_set_independent_start(nfp_linear* linear, int32_t independent);
 /* Bytes of `scratch` (device, 256-byte aligned) that m rows need in FP8: their E4M3 codes and scales. */
 NFP_API size_t nfp_linear_scratch_bytes(const nfp_linear* linear, int64_t m);
@@ -254,7 +254,7 @@ typedef struct nfp_rows_call {
   nfp_rows_source source;
   nfp_type type; /* of x, weight, residual and y; not of E4M3 */
   int64_t m;
-  int64_t k; /* columns of y */
+  int64_t k; /* columns of y: 1 to nfp_max_quantised_columns(), of E4M3 to 2^27 */
   const void* x;
   int64_t ldx;
   const void* weight; /* NORM: [k] of `type` */
@@ -264,8 +264,8 @@ typedef struct nfp_rows_call {
   int64_t ldr;
   void* y; /* [m, k] of `type`; NULL = not wanted, and with E4M3 */
   int64_t ldy;
-  uint8_t* y_e4m3; /* rows of nfp_e4m3_row_bytes(k), ldy_e4m3 apart; NULL = not wanted. Not x */
-  int64_t ldy_e4m3;
+  uint8_t* y_e4m3;    /* rows of nfp_e4m3_row_bytes(k), 16-byte aligned; NULL = not wanted. Not x */
+  int64_t ldy_e4m3;   /* bytes from row to row, a multiple of 16 */
   float* token_scale; /* [m], with y_e4m3; with E4M3 NULL = not wanted (x_scale of each row is what products take) */
   /* A caller whose struct ends here has no E4M3. */
   const float* x_scale; /* E4M3: device, x is worth code * scale; [m], or with one_scale [1]. NULL: no token_scale */
@@ -342,8 +342,8 @@ typedef struct nfp_attention_call {
   int32_t heads; /* 1 to 16 times kv_heads */
   int32_t kv_heads;
   int32_t head_dim; /* a multiple of 16 up to 256 */
-  float scale;      /* of q k^T */
-  float soft_cap;   /* scores become soft_cap * tanh(score / soft_cap); 0: as they are */
+  float scale;      /* of q k^T, positive */
+  float soft_cap;   /* scores become soft_cap * tanh(score / soft_cap); 0: as they are. Not negative */
   int32_t window;   /* a query at position p sees keys from p - window + 1 on; 0: from 0 */
   /* The cache: keys and values are [blocks, kv_heads, block_size, head_dim] each, 16-byte aligned. */
   nfp_kv_type kv_type;
@@ -356,7 +356,7 @@ typedef struct nfp_attention_call {
   const void* values;
   const void* q;    /* [tokens, q_stride], a token's heads first; 16-byte aligned */
   int64_t q_stride; /* a multiple of 8 */
-  void* out;        /* [tokens, heads * head_dim] */
+  void* out;        /* [tokens, heads * head_dim], 4-byte aligned */
   /* With cos_sin, rows of q have a token's keys and values behind its queries, as their product left them: q_stride is
    * (heads + 2 * kv_heads) * head_dim. Queries and keys are rotated (feature i with i + head_dim / 2), queries perhaps
    * in place, and keys and values are written to the cache before it is read. E4M3's scales are 1. */

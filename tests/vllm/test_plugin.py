@@ -1040,6 +1040,52 @@ class InsideVllm(unittest.TestCase):
             self.assertEqual(found is other, bool(given))
             self.assertEqual(found.uuid(), other.uuid())
 
+    def test_attention_is_ours_for_the_models_that_it_fits_alone(self):
+        """In a process in which one runs behind another, too."""
+        from nestedfp.vllm import attention, loading
+        from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+        from vllm.v1.attention.backends import utils
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+        def config(**changes):
+            given = {"hybrid": False, "backend": None, "cache_dtype": "auto", "connector": None, "ranks": 1, **changes}
+            return SimpleNamespace(
+                model_config=SimpleNamespace(is_hybrid=given["hybrid"], dtype=torch.float16),
+                attention_config=SimpleNamespace(backend=given["backend"]),
+                cache_config=SimpleNamespace(cache_dtype=given["cache_dtype"]), kv_transfer_config=given["connector"],
+                parallel_config=SimpleNamespace(decode_context_parallel_size=given["ranks"],
+                                                prefill_context_parallel_size=1))
+
+        def is_ours():
+            return AttentionBackendEnum.FLASH_ATTN.get_path() == "nestedfp.vllm.attention.Backend"
+
+        loading.install()
+        self.addCleanup(attention.withdraw)
+        for change in ({"hybrid": True}, {"backend": AttentionBackendEnum.FLASH_ATTN}, {"cache_dtype": "fp8"},
+                       {"cache_dtype": "bfloat16"}, {"connector": object()}, {"ranks": 2}):
+            for same in ({}, {"cache_dtype": "float16"}):
+                attention.enable(config(**same))
+                self.assertTrue(is_ours(), change)
+                utils.set_kv_cache_layout("HND")  # as vLLM does once it takes ours
+            attention.enable(config(**change))
+            self.assertFalse(is_ours(), change)
+            self.assertIsNone(utils._KV_CACHE_LAYOUT_OVERRIDE)
+        seen = []
+
+        class Loader(BaseModelLoader):  # its load_model() is vLLM's
+            download_model = load_weights = None
+
+        for quantization, runner, ours in (("nestedfp", "generate", True), (None, "draft", True), (None, "generate", False)):
+            attention.enable(config())
+            model = SimpleNamespace(quantization=quantization, runner_type=runner)
+            vllm_config = SimpleNamespace(device_config=SimpleNamespace(device="cpu"), load_config=SimpleNamespace(device=None))
+            model.dtype = torch.float16
+            with patch("vllm.model_executor.model_loader.base_loader.initialize_model",
+                       side_effect=lambda **_: seen.append(is_ours()) or self.fail("no further")), \
+                    self.assertRaisesRegex(AssertionError, "no further"):
+                Loader(None).load_model(vllm_config, model_config=model)
+            self.assertEqual(seen.pop(), ours, (quantization, runner))
+
     def test_rows_of_gate_and_up_alternate(self):
         from nestedfp.vllm import op, swiglu
 

@@ -24,6 +24,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 from vllm.v1.attention.backends.flash_attn import (FlashAttentionBackend, FlashAttentionImpl, FlashAttentionMetadata,
                                                    FlashAttentionMetadataBuilder)
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.attention.backends.utils import set_kv_cache_layout
 from vllm.v1.attention.selector import _cached_get_attn_backend
 
 from .. import _library
@@ -260,6 +261,9 @@ class AppendingBackend(Backend):
     forward_includes_kv_cache_update = True
 
 
+_OURS = f"{__name__}.{Backend.__name__}"
+
+
 def enable(config: Any) -> None:
     """In the place of FlashAttention for the model of this vLLM configuration, unless the user named a backend or a
     layout of the cache, or something else than vLLM's own layers reads it."""
@@ -268,5 +272,16 @@ def enable(config: Any) -> None:
             and config.cache_config.cache_dtype in ("auto", str(model.dtype).removeprefix("torch."))
             and config.kv_transfer_config is None and envs.VLLM_KV_CACHE_LAYOUT is None
             and parallel.decode_context_parallel_size == 1 and parallel.prefill_context_parallel_size == 1):
-        register_backend(AttentionBackendEnum.FLASH_ATTN, f"{__name__}.{Backend.__name__}")
+        register_backend(AttentionBackendEnum.FLASH_ATTN, _OURS)
         _cached_get_attn_backend.cache_clear()
+    else:
+        withdraw()
+
+
+def withdraw() -> None:
+    """FlashAttention's place is its own again, and the cache's layout vLLM's choice, for a model behind another one's in
+    this process."""
+    if AttentionBackendEnum.FLASH_ATTN.get_path() == _OURS:
+        AttentionBackendEnum.FLASH_ATTN.clear_override()
+        _cached_get_attn_backend.cache_clear()
+        set_kv_cache_layout(None)

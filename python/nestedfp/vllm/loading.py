@@ -184,14 +184,24 @@ def follow_transformers() -> None:
                 layer.register_parameter(name, parameter)
 
 
-def _install_after_load() -> None:
+def begin(model_config: Any) -> None:
+    """Before a model is made: one that is not nested has vLLM's own attention, whatever ran in this process before. (A
+    draft model has its target's.)"""
+    attention = sys.modules.get("nestedfp.vllm.attention")
+    if (attention is not None and getattr(model_config, "quantization", None) != "nestedfp"
+            and getattr(model_config, "runner_type", None) != "draft"):
+        attention.withdraw()
+
+
+def _install_load() -> None:
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
     @around(BaseModelLoader, "load_model")
     def load_model(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        model = original(self, *args, **kwargs)
         config, model_config = (kwargs.get(name, args[i] if len(args) > i else None)
                                 for i, name in enumerate(("vllm_config", "model_config")))
+        begin(model_config)
+        model = original(self, *args, **kwargs)
         if op.in_use():
             from . import rotary  # as attention is
 
@@ -213,4 +223,4 @@ def install() -> None:
     _install_dummies()
     _install_mla()
     _install_loaders()
-    _install_after_load()
+    _install_load()

@@ -296,6 +296,20 @@ def test_two_tabs_keep_what_each_says(browser, launch):
                          "'[[\"SAY:one\",\"one\",\"SAY:three\",\"three\"],[\"SAY:two\",\"two\",\"SAY:four\",\"four\"]]'")
 
 
+def test_an_answer_that_a_limit_cut_says_so(browser, launch):
+    server = launch("--max-model-len", 100)
+    open_page(browser, server)
+    browser.js("document.getElementById('max_tokens').value = 5")
+    say(browser, "go on for ever")
+    assert last(browser) == "abcde" and ", cut off: Max tokens" in last(browser, ".meta")
+    say(browser, "SAY:all")
+    assert last(browser) == "all" and "tokens in" in last(browser, ".meta") and "cut off" not in last(browser, ".meta")
+    browser.js("document.getElementById('new').click(); document.getElementById('max_tokens').value = ''")
+    say(browser, "go on for ever")
+    assert ", cut off: the context is full" in last(browser, ".meta")
+    complaints(browser, server)
+
+
 def test_a_server_that_starts_again(browser, launch):
     server = launch()
     open_page(browser, server)

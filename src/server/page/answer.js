@@ -32,7 +32,7 @@ async function ask(body, signal, into, changed) {
   try {
     const response = await call("/v1/chat/completions", {method: "POST", headers: headers(), body: JSON.stringify({...body, stream: true}), signal});
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "";
+    let rest = "", cut = false;
     for (;;) {
       const {value, done} = await reader.read();
       if (done) break;
@@ -45,9 +45,10 @@ async function ask(body, signal, into, changed) {
         for (const choice of data.choices) {
           into.content += choice.delta.content || "";
           into.thoughts += choice.delta.reasoning_content || "";
+          cut ||= choice.finish_reason === "length";
           if (into.tokens && choice.logprobs) into.tokens.push(...(choice.logprobs.content || []).map(t => t.token));
         }
-        if (data.nestedfp) into.meta = {counts: data.nestedfp, seconds: (performance.now() - began) / 1000};
+        if (data.nestedfp) into.meta = {counts: data.nestedfp, seconds: (performance.now() - began) / 1000, cut: cut && (body.max_tokens === undefined ? "the context is full" : "Max tokens")};
       }
       changed();
     }
@@ -57,14 +58,14 @@ async function ask(body, signal, into, changed) {
   changed();
 }
 
-// "prompt [bar] FP16 31, FP8 0; answer [bar] FP16 90, FP8 30".
+// "120 tokens in 3.1 s, cut off: Max tokens · prompt [bar] FP16 31, FP8 0 · answer [bar] FP16 90, FP8 30".
 function showMeta(element, meta) {
   if (!meta || !meta.counts) {
     element.textContent = meta || "";
     return;
   }
   const {prompt, completion} = meta.counts, n = completion.fp16_tokens + completion.fp8_tokens;
-  element.textContent = `${n} tokens in ${meta.seconds.toFixed(1)} s`;
+  element.textContent = `${n} tokens in ${meta.seconds.toFixed(1)} s` + (meta.cut ? `, cut off: ${meta.cut}` : "");
   for (const [name, c] of [["prompt", prompt], ["answer", completion]]) {
     const all = c.fp16_tokens + c.fp8_tokens, bar = document.createElement("span"), part = document.createElement("i");
     bar.className = "share";

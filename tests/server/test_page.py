@@ -310,6 +310,24 @@ def test_an_answer_that_a_limit_cut_says_so(browser, launch):
     complaints(browser, server)
 
 
+def test_a_server_that_goes_away_in_an_answer(browser, launch):
+    server = launch("--step-us", 20000)
+    open_page(browser, server)
+    browser.js("send('go on for ever')")
+    browser.wait("document.querySelector('.msg.assistant .body').textContent.startsWith('abc')")
+    server.process.kill()
+    server.process.wait()
+    server.process.returncode = 0  # as was asked for
+    browser.wait("document.getElementById('stop').disabled")
+    gone = "the server went away before the answer was done"
+    assert last(browser).startswith("abc") and last(browser, ".fault") == gone
+    # Where a proxy ends the stream, it looks like a good end.
+    event = json.dumps({"choices": [{"index": 0, "delta": {"content": "half an"}}]})
+    browser.js(f"window.fetch = async () => new Response('data: ' + {event!r} + '\\n\\n')")
+    say(browser, "SAY:more")
+    assert last(browser).startswith("half an") and last(browser, ".fault") == gone
+
+
 def test_a_server_that_starts_again(browser, launch):
     server = launch()
     open_page(browser, server)

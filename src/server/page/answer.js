@@ -27,19 +27,20 @@ function settings() {
 
 // Fills `into` (content, thoughts, tokens, meta) and calls `changed` for each piece; `fault` is set where it fails.
 async function ask(body, signal, into, changed) {
-  const began = performance.now();
+  const began = performance.now(), lost = () => new Error("the server went away before the answer was done");
   Object.assign(into, {content: "", thoughts: "", meta: "", fault: ""});
   try {
     const response = await call("/v1/chat/completions", {method: "POST", headers: headers(), body: JSON.stringify({...body, stream: true}), signal});
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "", cut = false;
+    let rest = "", cut = false, whole = false;
     for (;;) {
-      const {value, done} = await reader.read();
+      const {value, done} = await reader.read().catch(error => { throw error.name === "AbortError" ? error : lost(); });
       if (done) break;
       const events = (rest + value).split("\n\n");
       rest = events.pop();
       for (const event of events) {
-        if (!event.startsWith("data: ") || event === "data: [DONE]") continue;
+        whole ||= event === "data: [DONE]";
+        if (!event.startsWith("data: ") || whole) continue;
         const data = JSON.parse(event.slice(6));
         if (data.error) throw new Error(data.error.message);
         for (const choice of data.choices) {
@@ -52,6 +53,7 @@ async function ask(body, signal, into, changed) {
       }
       changed();
     }
+    if (!whole) throw lost();  // a proxy may end the stream as if it were
   } catch (error) {
     if (error.name === "AbortError") into.meta = "stopped"; else into.fault = error.message;
   }

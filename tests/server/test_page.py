@@ -268,6 +268,25 @@ def test_conversations_are_kept(browser, launch):
     complaints(browser, server)
 
 
+def test_an_answer_goes_on_beside_other_conversations(browser, launch):
+    server = launch("--step-us", 20000)
+    open_page(browser, server)
+    say(browser, "SAY:one")
+    browser.js("document.getElementById('new').click()")
+    browser.js("send('go on for ever')")
+    shown = "document.querySelector('.msg.assistant .body').textContent.length"
+    browser.wait(shown + " > 3")
+    # Another is deleted, and the list leads back to the one that is shown.
+    browser.js("[...document.querySelectorAll('#conversations .drop')].pop().click()")
+    browser.js("document.querySelector('#conversations .open').click()")
+    before = browser.js(shown)
+    browser.wait(f"{shown} > {before + 10}")
+    assert not browser.js("document.getElementById('stop').disabled") and browser.js("document.querySelectorAll('#conversations li').length") == 1
+    browser.js("document.getElementById('stop').click()")
+    browser.wait("document.querySelector('.msg.assistant .meta').textContent === 'stopped'")
+    complaints(browser, server)
+
+
 def test_two_tabs_keep_what_each_says(browser, launch):
     server = launch()
     open_page(browser, server)

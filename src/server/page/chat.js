@@ -136,9 +136,11 @@ function listConversations() {
 }
 
 function openConversation(one) {
-  if (abort) abort.abort();
-  current = one;
-  showConversation();
+  if (one !== current) {
+    if (abort) abort.abort();
+    current = one;
+    showConversation();
+  }
   showTab("chat");
   $("input").focus();
 }
@@ -146,7 +148,8 @@ function openConversation(one) {
 function forget(one) {
   if (one === current && abort) abort.abort();
   store.drop(one);
-  if (one === current) current = store.create();
+  if (one !== current) return listConversations();  // an answer that is coming stays where it is shown
+  current = store.create();
   showConversation();
 }
 

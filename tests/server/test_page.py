@@ -268,6 +268,19 @@ def test_conversations_are_kept(browser, launch):
     complaints(browser, server)
 
 
+def test_what_came_of_an_answer_is_kept_when_the_page_is_loaded_again(browser, launch):
+    server = launch("--step-us", 20000)
+    open_page(browser, server)
+    browser.js("send('go on for ever')")
+    browser.wait("document.querySelector('.msg.assistant .body').textContent.startsWith('abcdef')")
+    browser.call("Page.reload")
+    browser.wait("document.getElementById('state').textContent === 'ready'")
+    server.wait_idle(5)
+    browser.js("document.querySelector('#conversations .open').click()")
+    assert last(browser).startswith("abcdef") and last(browser, ".meta") == "stopped"
+    complaints(browser, server)
+
+
 def test_an_answer_goes_on_beside_other_conversations(browser, launch):
     server = launch("--step-us", 20000)
     open_page(browser, server)

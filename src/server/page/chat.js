@@ -177,6 +177,11 @@ async function answer() {
   $("send").disabled = true;
   $("stop").disabled = false;
   tell("the model answers");
+  const keep = () => {  // what has come, where the page is left or loaded again
+    for (const one of message.pair || [message]) one.meta ||= "stopped";
+    if (store.all.includes(conversation)) store.touch(conversation);
+  };
+  addEventListener("pagehide", keep);
   let waiting = false;
   const changed = () => {  // once a frame, however many pieces come
     if (waiting) return;
@@ -198,6 +203,7 @@ async function answer() {
     await ask({...body, precision: $("precision").value}, mine.signal, message, changed);
   }
   showAnswer(el, message);
+  removeEventListener("pagehide", keep);
   if (abort === mine) {
     abort = null;
     $("send").disabled = false;

@@ -342,6 +342,41 @@ def test_an_answer_that_a_limit_cut_says_so(browser, launch):
     complaints(browser, server)
 
 
+def test_a_conversation_in_two_tabs(browser, launch):
+    """What one says the other shows, so that it goes on from there; said in both at once, these are two conversations."""
+    server = launch("--step-us", 10000)
+    open_page(browser, server)
+    say(browser, "SAY:one")
+    first = browser.session
+    browser.session = None
+    target = browser.call("Target.createTarget", url=server.url + "/")["targetId"]
+    second = browser.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+    browser.wait("document.getElementById('state').textContent === 'ready'")
+    browser.js("document.querySelector('#conversations .open').click()")
+    texts = "JSON.stringify([...document.querySelectorAll('.msg .body')].map(e => e.innerText.trim()).filter(Boolean))"
+    said = ["SAY:one", "one"]
+    for session, word in ((second, "two"), (first, "three")):
+        browser.session = session
+        browser.js(f"send('SAY:{word}')")
+        said += ["SAY:" + word, word]
+        for browser.session in (first, second):
+            browser.wait(f"document.getElementById('stop').disabled && {texts} === {json.dumps(json.dumps(said, separators=(',', ':')))}")
+    # Both at once.
+    browser.session = first
+    browser.js("send('SAY:' + 'left '.repeat(100))")
+    browser.wait("document.querySelectorAll('.msg .body').length === 8")
+    browser.session = second
+    browser.wait("document.querySelectorAll('.msg .body').length === 7")
+    browser.js("send('SAY:' + 'right '.repeat(20))")
+    kept = "JSON.stringify(JSON.parse(localStorage.getItem(storeKey)).map(c => c.messages.at(-1).content.slice(0, 5)).sort())"
+    for browser.session in (first, second):
+        browser.wait(f"document.getElementById('stop').disabled && {kept} === '[\"left \",\"right\"]'")
+    time.sleep(1)
+    for browser.session, word in ((first, "left "), (second, "right")):
+        assert browser.js(kept) == '["left ","right"]' and last(browser).startswith(word)
+        assert browser.js("document.querySelectorAll('#conversations li').length") == 2
+
+
 def test_a_server_that_goes_away_in_an_answer(browser, launch):
     server = launch("--step-us", 20000)
     open_page(browser, server)

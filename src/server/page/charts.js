@@ -235,16 +235,7 @@ $("key").addEventListener("change", showModel);
 for (const name of ["temperature", "top_p", "top_k", "min_p"]) $(name).addEventListener("input", () => { $(name).dataset.touched = "1"; });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 addEventListener("resize", draw);
-// What other tabs keep is there beside what this one does, and not lost when it saves.
-addEventListener("storage", event => {
-  if (event.key !== storeKey && event.key !== null) return;
-  store.load();
-  const kept = store.all.find(one => one.id === current.id);
-  store.all = store.all.map(one => one === kept ? current : one);
-  // It saved before it had seen the last of this one's.
-  if (kept && JSON.stringify(kept) !== JSON.stringify(current)) store.save();
-  listConversations();
-});
+addEventListener("storage", event => { if (event.key === storeKey || event.key === null) takeOthers(); });
 store.load();
 current = store.create();
 showConversation();

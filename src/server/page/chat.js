@@ -145,6 +145,24 @@ function openConversation(one) {
   $("input").focus();
 }
 
+// What other tabs keep is there beside what this one does, and not lost when it saves.
+function takeOthers() {
+  store.load();
+  const theirs = store.all.find(one => one.id === current.id), order = theirs ? later(theirs, current) : 0;
+  if (order > 0 && !abort && !$("log").querySelector("textarea")) {  // the conversation went on there
+    current = theirs;
+    return showConversation();
+  }
+  if (order > 0) {  // in both tabs at once: from here on these are two
+    current.id = store.newId();
+    store.all = [current, ...store.all];
+  } else {
+    store.all = store.all.map(one => one === theirs ? current : one);
+  }
+  if (order !== 0) store.save();  // below 0: saved before the last of this tab's was seen there
+  listConversations();
+}
+
 function forget(one) {
   if (one === current && abort) abort.abort();
   store.drop(one);

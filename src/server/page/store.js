@@ -1,4 +1,4 @@
-// Conversations, in this browser's own store: [{id, title, messages}], the one used last first. A message is
+// Conversations, in this browser's own store: [{id, title, changed, messages}], the one used last first. A message is
 // {role, content} and for answers also {thoughts, meta, fault, pair: [{precision, tokens, content, meta, fault}]}.
 const $ = id => document.getElementById(id);
 // The page may lie under a proxy's path.
@@ -27,13 +27,15 @@ const store = {
       }
     }
   },
+  newId() { return Date.now().toString(36) + Math.random().toString(36).slice(2, 8); },
   create() {
-    const one = {id: Date.now().toString(36) + Math.random().toString(36).slice(2, 8), title: "", messages: []};
+    const one = {id: this.newId(), title: "", messages: []};
     this.all = [one, ...this.all.filter(c => c.messages.length)];
     return one;
   },
   touch(one) {
     this.all = [one, ...this.all.filter(c => c !== one)];
+    one.changed = Date.now();
     const first = one.messages.find(m => m.role === "user");
     one.title = first ? first.content.replace(/\s+/g, " ").slice(0, 60) : "";
     this.save();
@@ -43,5 +45,8 @@ const store = {
     this.save();
   },
 };
+
+// Above 0 where a is a later state of a conversation than b.
+function later(a, b) { return (a.changed || 0) - (b.changed || 0) || a.messages.length - b.messages.length; }
 
 function tell(text) { $("told").textContent = text; }  // to screen readers

@@ -281,6 +281,23 @@ def test_what_came_of_an_answer_is_kept_when_the_page_is_loaded_again(browser, l
     complaints(browser, server)
 
 
+def test_the_end_of_an_answer_is_in_view(browser, launch):
+    """Also where much comes at once, and as its line and buttons come below it; who looks elsewhere stays there."""
+    server = launch()
+    open_page(browser, server)
+    browser.js("current.messages.push({role: 'assistant', content: 'a line\\n\\n'.repeat(200)}); showConversation()")
+    below = "log.scrollHeight - log.clientHeight - log.scrollTop"
+    assert browser.js(below) < 2 and browser.js("log.scrollTop") > 1000
+    say(browser, "SAY:" + "many words " * 60)
+    browser.js("new Promise(requestAnimationFrame)")
+    assert browser.js(below) < 2
+    browser.js("[...document.querySelectorAll('.msg.assistant button')].pop().click()")  # Regenerate
+    browser.js("log.scrollTop = 500")
+    browser.wait("document.getElementById('stop').disabled")
+    browser.js("new Promise(requestAnimationFrame)")
+    assert browser.js("log.scrollTop") == 500
+
+
 def test_an_answer_goes_on_beside_other_conversations(browser, launch):
     server = launch("--step-us", 20000)
     open_page(browser, server)

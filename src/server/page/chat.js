@@ -14,9 +14,13 @@ function bubble(role, who) {
   return el;
 }
 
-function scrollDown(force) {
-  const log = $("log");
-  if (force || log.scrollHeight - log.scrollTop - log.clientHeight < 120) log.scrollTop = log.scrollHeight;
+function scrollDown() { $("log").scrollTop = $("log").scrollHeight; }
+
+// Does it, and stays at the end of the conversation where that is what is looked at.
+function following(change) {
+  const log = $("log"), follow = log.scrollHeight - log.scrollTop - log.clientHeight < 120;
+  change();
+  if (follow) scrollDown();
 }
 
 function fault(text) {
@@ -118,7 +122,7 @@ function showConversation() {
     hint.textContent = "Write a message below. Enter sends, Shift+Enter starts a new line, Escape stops an answer.";
     $("log").append(hint);
   }
-  scrollDown(true);
+  scrollDown();
   listConversations();
 }
 
@@ -190,7 +194,7 @@ async function answer() {
   const index = conversation.messages.push(message) - 1;
   const el = bubble("assistant", "model");
   $("log").append(el);
-  scrollDown(true);
+  scrollDown();
   const mine = abort = new AbortController();
   $("send").disabled = true;
   $("stop").disabled = false;
@@ -206,8 +210,7 @@ async function answer() {
     waiting = true;
     requestAnimationFrame(() => {
       waiting = false;
-      showAnswer(el, message);
-      if (current === conversation) scrollDown();
+      following(() => showAnswer(el, message));
     });
   };
   if (compare) {
@@ -220,7 +223,10 @@ async function answer() {
   } else {
     await ask({...body, precision: $("precision").value}, mine.signal, message, changed);
   }
-  showAnswer(el, message);
+  following(() => {
+    showAnswer(el, message);
+    if (current === conversation) answerTools(el, index);
+  });
   removeEventListener("pagehide", keep);
   if (abort === mine) {
     abort = null;
@@ -228,9 +234,8 @@ async function answer() {
     $("stop").disabled = true;
   }
   if (store.all.includes(conversation)) store.touch(conversation);
-  if (current !== conversation) return listConversations();
-  answerTools(el, index);
   listConversations();
+  if (current !== conversation) return;
   const failed = message.fault || message.pair?.find(one => one.fault)?.fault;
   tell(failed ? "failed: " + failed : message.meta === "stopped" ? "stopped" : "answer: " + message.content.slice(0, 500));
   if (document.activeElement === document.body || document.activeElement === $("stop")) $("input").focus();

@@ -298,6 +298,22 @@ def test_the_end_of_an_answer_is_in_view(browser, launch):
     assert browser.js("log.scrollTop") == 500
 
 
+def test_thoughts_stay_as_they_were_folded(browser, launch):
+    server = launch("--step-us", 20000, "--reasoning-parser", "think")
+    open_page(browser, server)
+    browser.js("send('SAY:<think>' + 'a thought '.repeat(8) + '</think>and an answer')")
+    browser.wait("document.querySelector('.msg.assistant details').open && document.querySelector('.thoughts').textContent.length > 5")
+    browser.js("document.querySelector('.msg.assistant summary').focus()")
+    browser.key("Enter", "\r")
+    before = browser.js("document.querySelector('.thoughts').textContent.length")
+    browser.wait(f"document.querySelector('.thoughts').textContent.length > {before + 5}")
+    assert not browser.js("document.querySelector('.msg.assistant details').open") and browser.js("document.activeElement.tagName") == "SUMMARY"
+    browser.wait("document.getElementById('stop').disabled")
+    assert last(browser, ".text") == "and an answer" and not browser.js("document.querySelector('.msg.assistant details').open")
+    assert browser.js("document.activeElement.tagName") == "SUMMARY"
+    complaints(browser, server)
+
+
 def test_an_answer_goes_on_beside_other_conversations(browser, launch):
     server = launch("--step-us", 20000)
     open_page(browser, server)

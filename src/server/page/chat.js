@@ -30,11 +30,10 @@ function fault(text) {
   return el;
 }
 
-function thoughts(text) {
+function thoughts() {
   const box = document.createElement("details"), label = document.createElement("summary"), body = document.createElement("div");
   label.textContent = "Thoughts";
   body.className = "thoughts";
-  body.textContent = text;
   box.append(label, body);
   return box;
 }
@@ -43,16 +42,17 @@ function thoughts(text) {
 function showAnswer(el, message) {
   const body = el.querySelector(".body");
   if (message.pair) return showPair(el, message);
-  const open = body.querySelector("details")?.open;
   const text = document.createElement("div");
   text.className = "text";
   showText(text, message.content);
-  body.replaceChildren();
-  if (message.thoughts) {
-    const box = thoughts(message.thoughts);
-    box.open = open || (!message.content && !message.meta);
+  let box = body.querySelector(":scope > details");
+  for (const child of [...body.children]) if (child !== box) child.remove();
+  if (message.thoughts && !box) {
+    box = thoughts();
+    box.open = !message.content && !message.meta;
     body.append(box);
   }
+  if (box) box.querySelector(".thoughts").textContent = message.thoughts;
   body.append(text);
   if (message.fault) body.append(fault(message.fault));
   el.classList.toggle("error", Boolean(message.fault));

@@ -314,6 +314,23 @@ def test_thoughts_stay_as_they_were_folded(browser, launch):
     complaints(browser, server)
 
 
+def test_a_screen_reader_is_told_once(browser, launch):
+    """The start and the end of an answer, not each piece of it with all before; and not twice a second that the server is ready."""
+    server = launch("--step-us", 20000)
+    open_page(browser, server)
+    browser.js("""(() => {
+      window.told = [];
+      for (const el of document.querySelectorAll("[role=status], [role=log], [aria-live]")) {
+        if (el.getAttribute("aria-live") === "off") continue;
+        new MutationObserver(() => told.push(el.id + ": " + el.textContent)).observe(el, {childList: true, subtree: true, characterData: true});
+      }
+    })()""")
+    say(browser, "SAY:" + "many words " * 5)
+    time.sleep(1.5)
+    assert browser.js("told") == ["told: the model answers", "told: answer: " + ("many words " * 5).strip()]
+    complaints(browser, server)
+
+
 def test_an_answer_goes_on_beside_other_conversations(browser, launch):
     server = launch("--step-us", 20000)
     open_page(browser, server)

@@ -178,6 +178,11 @@ function take(data) {
   switches.splice(0, switches.length - 500);
 }
 
+// Screen readers read it out whenever it is set.
+function showState(text) {
+  if ($("state").textContent !== text) $("state").textContent = text;
+}
+
 async function poll() {
   try {
     const response = await call("/nestedfp/timeline?after=" + Math.max(newest - 2, -1), {signal: AbortSignal.timeout(5000)}), data = await response.json();
@@ -203,12 +208,12 @@ async function poll() {
       for (const p of ["p50", "p90", "p99"]) $(row + "_" + p).textContent = values[p] === null ? "–" : values[p].toFixed(1);
       $(row + "_count").textContent = values.count;
     }
-    $("state").textContent = "ready";
+    showState("ready");
     showDemoLoad(data.demo_load);
     showSwitches();
     draw();
   } catch (error) {
-    $("state").textContent = error.message;
+    showState(error.message);
   }
   setTimeout(poll, document.hidden ? 2000 : 500);
 }

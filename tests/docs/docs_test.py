@@ -4,7 +4,8 @@ usage: docs_test.py SOURCE_DIRECTORY
 
 Checked are links to files, --flags, and in `code`: paths, endpoints, and names with an underscore or a capital in the
 middle. The other way round, docs/architecture.md has to show every folder of src/, and docs/models.md the lines that each
-model family's file has, of which a family should need fewer than MOST_FAMILY_LINES.
+model family's file has, of which a family should need fewer than MOST_FAMILY_LINES. What `nestedfp doctor` tells of a GPU
+is what docs/gpu.md has.
 """
 
 import os
@@ -91,6 +92,16 @@ def family_lines(root):
     yield from (f"{name} has {lines} lines" for name, lines in counted.items() if lines >= MOST_FAMILY_LINES)
 
 
+def doctor_figures(root):
+    """What src/doctor/doctor.cc tells of a GPU's step that is not the first row of docs/gpu.md's table."""
+    table = re.search(r"\| decode step, ms, batch \| 1 \|.*\n.*\n\| FP16 \| ([\d.]+).*\n\| FP8 \| ([\d.]+)", (root / "docs/gpu.md").read_text())
+    told = re.search(r'at ([\d.]+) ms a token in FP16, "\s*"([\d.]+) ms in FP8', (root / "src/doctor/doctor.cc").read_text())
+    if table is None or told is None:
+        yield "the figures of a GPU's decode step are not found"
+    elif [f"{float(ms):.1f}" for ms in table.groups()] != list(told.groups()):
+        yield f"a GPU's decode step takes {', '.join(told.groups())} ms, and in docs/gpu.md {', '.join(table.groups())} ms"
+
+
 def main():
     tree = Tree(sys.argv[1])
     pages = ["README.md"] + sorted(p for p in tree.paths if p.startswith("docs/") and p.endswith(".md"))
@@ -108,6 +119,9 @@ def main():
             wrong += 1
     for what in family_lines(tree.root):
         print(f"docs/models.md: {what}")
+        wrong += 1
+    for what in doctor_figures(tree.root):
+        print(f"src/doctor/doctor.cc: {what}")
         wrong += 1
     print(f"{len(pages)} pages, {wrong} names that do not exist")
     return 1 if wrong or len(pages) < 2 else 0

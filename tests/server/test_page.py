@@ -200,6 +200,33 @@ def test_chat_by_keyboard(browser, launch):
     complaints(browser, server)
 
 
+def test_the_keyboard_keeps_its_place(browser, launch):
+    server = launch()
+    open_page(browser, server)
+    for word in ("one", "two"):
+        say(browser, "SAY:" + word)
+        browser.js("document.getElementById('new').click()")
+    browser.js("document.querySelector('#conversations .open').click()")
+    here = "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent"
+    for leave in ("Escape", "Cancel"):
+        browser.js("[...document.querySelectorAll('.msg.user button')].find(b => b.textContent === 'Edit').focus()")
+        browser.key("Enter", "\r")
+        assert browser.js(here) == "Edited message"
+        if leave == "Cancel":
+            browser.key("Tab")
+            browser.key("Tab")
+            assert browser.js(here) == leave
+            browser.key("Enter", "\r")
+        else:
+            browser.key(leave)
+        assert browser.js(here) == "Edit"
+    browser.js("document.querySelector('#conversations .drop').focus()")
+    for after in ('Delete "SAY:one"', "New conversation"):
+        browser.key("Enter", "\r")
+        assert browser.js(here) == after
+    complaints(browser, server)
+
+
 MARKDOWN = ("SAY:# Title **bold** `code` [link](https://example.com/) [bad](javascript:alert(1)) ![i](https://example.com/i.png) "
             "<img src=x onerror=alert(1)>")
 

@@ -168,11 +168,16 @@ function takeOthers() {
 }
 
 function forget(one) {
+  const drops = () => [...$("conversations").querySelectorAll(".drop")], place = drops().indexOf(document.activeElement);
   if (one === current && abort) abort.abort();
   store.drop(one);
-  if (one !== current) return listConversations();  // an answer that is coming stays where it is shown
-  current = store.create();
-  showConversation();
+  if (one === current) {
+    current = store.create();
+    showConversation();
+  } else {  // an answer that is coming stays where it is shown
+    listConversations();
+  }
+  if (place >= 0) (drops()[place] || drops().pop() || $("new")).focus();
 }
 
 // The conversation as the server is told it: without what failed, and of a pair the FP16 answer.
@@ -271,12 +276,17 @@ function edit(index, el) {
     send(text);
     $("input").focus();
   };
+  const cancel = () => {
+    const shown = draw_message(index);
+    el.replaceWith(shown);
+    shown.querySelector(".tools").lastChild.focus();
+  };
   area.addEventListener("keydown", event => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) event.preventDefault(), done();
-    if (event.key === "Escape") event.stopPropagation(), el.replaceWith(draw_message(index));
+    if (event.key === "Escape") event.stopPropagation(), cancel();
   });
   el.querySelector(".body").replaceChildren(area);
-  tools(el, button("Send edited", done), button("Cancel", () => el.replaceWith(draw_message(index))));
+  tools(el, button("Send edited", done), button("Cancel", cancel));
   area.focus();
 }
 

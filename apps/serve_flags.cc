@@ -378,7 +378,10 @@ Result<std::unique_ptr<PrecisionPolicy>> ServeFlags::make_slo_policy(const StepT
 
 Result<std::unique_ptr<PrecisionPolicy>> ServeFlags::make_policy() const {
   auto made = parse_policy(precision == "auto" ? policy : precision, engine.fp8);
-  if (!made.ok()) return error(ErrorCode::kUsage, "--precision-policy: {} (or slo, the default)", made.error().message);
+  if (!made.ok()) {
+    return error(ErrorCode::kUsage, "--precision-policy: {} (or slo, the default, slo-fp16 or slo-fp8)",
+                 made.error().message);
+  }
   return made;
 }
 

@@ -71,6 +71,11 @@ class Start(Scratch):
         for flags, given in ((["--api-key", "secret"], ""), ([], "secret")):
             self.assertNotIn("is set but empty", told("--precision", "fp16", *flags, NESTEDFP_API_KEY=given))
 
+    def test_a_policy_that_is_none_is_refused_with_those_that_are(self):
+        said = failure("serve", F16_MODEL, "--port", "0", "--device", "cpu", "--precision-policy", "sometimes", code=2, timeout=30)
+        for policy in ("threshold:TOKENS", "graded:LOW:HIGH", "alternate:STEPS", "slo, the default", "slo-fp16", "slo-fp8"):
+            self.assertIn(policy, said)
+
     def test_flags_that_others_make_idle_are_told(self):
         said = told("--precision", "fp16", "--precision-policy", "threshold:8", "--slo-missed", "shed")
         self.assertIn("warning --precision-policy threshold:8: does nothing, as --precision fp16 ", said)

@@ -71,8 +71,9 @@ Status EngineThread::submit_all(std::vector<Submission> submissions) {
     const int32_t queued = static_cast<int32_t>(incoming_.size()) + stats_.waiting;
     const auto more = static_cast<int32_t>(std::min<size_t>(submissions.size(), INT32_MAX / 2));
     if (queued > max_queue_ - more) {
-      return error(ErrorCode::kResource, "the queue is full ({} requests wait, and this one is {}); try again later",
-                   queued, more);
+      return error(ErrorCode::kResource,
+                   "the queue is full: {} of its {} places are taken, and this request takes {}; try again later",
+                   queued, max_queue_, more);
     }
     for (Submission& submission : submissions) incoming_.push_back(std::move(submission));
     queued_.store(queued + more, std::memory_order_relaxed);

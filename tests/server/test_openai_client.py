@@ -150,6 +150,7 @@ def test_full_queue_is_a_rate_limit(launch):
         for _ in range(8):
             streams.append(client.completions.create(model="fake", prompt="x", max_tokens=20, stream=True))
     assert e.value.response.headers["Retry-After"] == "1"
+    assert "the queue is full: 1 of its 1 places are taken, and this request takes 1" in str(e.value)
     for stream in streams:
         stream.close()
 

@@ -92,8 +92,8 @@ REQUESTS = [
      """cache_salt priority top_k min_p repetition_penalty seed stop stop_token_ids ignore_eos min_tokens skip_special_tokens
      include_stop_str_in_output request_id"""),
     ("POST /v1/messages", "MessagesRequest", "Anthropic",
-     """max_tokens messages model cache_control container context_management mcp_servers metadata output_config service_tier
-     stop_sequences stream system temperature thinking tool_choice tools top_k top_p""", ""),
+     """max_tokens messages model cache_control compaction container context_management mcp_servers metadata output_config
+     output_format service_tier stop_sequences stream system temperature thinking thread tool_choice tools top_k top_p""", ""),
     ("POST /v1/embeddings", "EmbeddingRequest", "OpenAI",
      "input model dimensions encoding_format user",
      """add_special_tokens add_generation_prompt cache_salt chat_template chat_template_kwargs continue_final_message embed_dtype
@@ -113,7 +113,9 @@ REFUSED = {
         "background": "answers do not run in the background", "conversation": "use `previous_response_id`",
         "prompt": "not implemented"},
     "MessagesRequest": {
-        "container": "no tool runs here", "mcp_servers": "no tool runs here", "context_management": "but for edits that keep all"},
+        "container": "no tool runs here", "mcp_servers": "no tool runs here", "context_management": "but for edits that keep all",
+        "compaction": "conversations are not compacted", "output_format": "use `output_config.format`",
+        "thread": "messages are not kept; Anthropic's packages then send whole conversations"},
     "EmbeddingRequest": {
         "chat_template": "the server's flag `--chat-template` chooses it", "mm_processor_kwargs": "text only"},
 }

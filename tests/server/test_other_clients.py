@@ -468,6 +468,32 @@ def test_context_management_that_takes_nothing_away(claude, fake):
     assert r.status_code == 400 and "'context_management' must be an object" in r.text
 
 
+def test_conversations_whose_messages_the_server_would_keep(claude, fake):
+    """Anthropic's tool runner asks for a thread, and sends whole conversations where there is none."""
+    anthropic = pytest.importorskip("anthropic")
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """Weather of a city."""
+        return f"SAY:sunny in {city}"
+    runner = claude.beta.messages.tool_runner(model="fake", max_tokens=90, tools=[weather], messages=[{"role": "user", "content": "SAY:" + CALL}])
+    first, last = list(runner)
+    assert first.stop_reason == "tool_use" and last.content[0].text == "sunny in Paris"
+    tokens = [r.usage.input_tokens + r.usage.cache_read_input_tokens for r in (first, last)]
+    assert tokens[1] > tokens[0]  # what came before is there
+    body = {"model": "fake", "max_tokens": 5, "messages": [{"role": "user", "content": "SAY:x"}]}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        r = httpx.post(fake.url + path, json={**body, "thread": {"type": "continue", "previous_message_id": "msg_1"}})
+        assert r.status_code == 400 and "'thread'" in r.json()["error"]["message"]
+        assert r.json()["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        assert httpx.post(fake.url + path, json={**body, "thread": None}).status_code == 200
+    for field, status in (("compaction", 200), ("output_format", 400)):
+        asked = {**body, field: {"type": "json_schema", "schema": {}}}
+        r = httpx.post(fake.url + "/v1/messages", json=asked)
+        assert r.status_code == 400 and f"'{field}'" in r.json()["error"]["message"] and "details" not in r.json()["error"]
+        assert httpx.post(fake.url + "/v1/messages/count_tokens", json=asked).status_code == status
+
+
 def test_anthropic_errors_and_keys(claude, launch):
     import anthropic
     with pytest.raises(anthropic.NotFoundError):

@@ -256,6 +256,18 @@ MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool c
   for (const char* name : {"container", "mcp_servers"}) {
     NFP_API_TRY(fields.unsupported(name, "this server does not implement it; leave it out"));
   }
+  NFP_API_TRY(fields.unsupported("output_format", "use 'output_config.format'"));
+  if (counting) {
+    fields.without_effect("compaction");  // what is counted is as it is sent
+  } else {
+    NFP_API_TRY(fields.unsupported("compaction", "conversations are not compacted here; leave it out"));
+  }
+  // Ignored, a conversation would go on without what came before.
+  if (fields.find("thread") != nullptr) {
+    return bad_request("thread",
+                       "'thread' is not supported: this server keeps no messages; send all of them, without it",
+                       std::string(kThreadUnsupported));
+  }
   NFP_API_TRY(fields.rest(limits, &ignored));
 
   NFP_API_TRY(dialect::parse_as_chat(chat, limits,

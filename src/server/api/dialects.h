@@ -24,6 +24,9 @@ MaybeError read_responses(const Json& body, const RequestLimits& limits, Respons
 // The whole request. `earlier`: messages of the conversation so far (what conversation() made).
 MaybeError parse_responses(ResponsesRequest& from, Json earlier, const RequestLimits& limits, GenerationRequest* out);
 
+// The code of the error at which Anthropic's packages go on without threads, sending whole conversations.
+inline constexpr std::string_view kThreadUnsupported = "thread_unsupported_request";
+
 // POST /v1/messages and (`counting`, without max_tokens) POST /v1/messages/count_tokens.
 MaybeError parse_anthropic(const Json& body, const RequestLimits& limits, bool counting, GenerationRequest* out);
 

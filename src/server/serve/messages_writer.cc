@@ -1,5 +1,6 @@
 #include "server/serve/messages_writer.h"
 
+#include "server/api/dialects.h"
 #include "server/api/json_text.h"
 
 namespace nfp::server {
@@ -37,6 +38,10 @@ std::string anthropic_error_json(const ApiError& error) {
   append_string(out, anthropic_type(error.status));
   out += ",\"message\":";
   append_string(out, std::string_view(error.message).substr(0, kMaxErrorMessage));
+  if (error.code == kThreadUnsupported) {
+    fmt::format_to(std::back_inserter(out), R"(,"details":{{"error_code":"{}","unsupported":["{}"]}})",
+                   kThreadUnsupported, error.param);
+  }
   return out + "}}";
 }
 

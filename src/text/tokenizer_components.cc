@@ -292,12 +292,12 @@ Status parse_normalizer(Json node, const std::string& path, int depth, Normalize
   return ok_status();
 }
 
-Status parse_pre_tokenizer(Json node, const std::string& path, int depth, PreTokenizer& pre_tokenizer,
-                           bool& byte_level) {
+Status parse_pre_tokenizer(Json node, const std::string& path, int depth, std::optional<bool> prefix_space,
+                           PreTokenizer& pre_tokenizer, bool& byte_level) {
   NFP_ASSIGN_OR_RETURN(const std::string type, string_field(node, path, "type"));
   if (type == "Sequence") {
     return each_child(node, path, "pretokenizers", depth, [&](Json child, const std::string& at) -> Status {
-      NFP_RETURN_IF_ERROR(parse_pre_tokenizer(child, at, depth + 1, pre_tokenizer, byte_level));
+      NFP_RETURN_IF_ERROR(parse_pre_tokenizer(child, at, depth + 1, {}, pre_tokenizer, byte_level));
       return check_steps(pre_tokenizer.size(), at);
     });
   }
@@ -306,7 +306,7 @@ Status parse_pre_tokenizer(Json node, const std::string& path, int depth, PreTok
   if (type == "ByteLevel") {
     NFP_ASSIGN_OR_RETURN(const bool prefix, bool_field(node, path, "add_prefix_space", true));
     NFP_ASSIGN_OR_RETURN(const bool split, bool_field(node, path, "use_regex", true));
-    if (prefix) pre_tokenizer.add(PreTokenizer::PrependSpace{});
+    if (prefix_space.value_or(prefix)) pre_tokenizer.add(PreTokenizer::PrependSpace{});
     byte_level = true;
     return split ? add_split(pre_tokenizer, kGpt2Pattern, SplitBehavior::kIsolated) : ok_status();
   }

@@ -27,8 +27,10 @@ Result<simdjson::dom::array> array_field(Json object, const std::string& path, s
 
 // Errors: kInvalidInput (a field missing or of the wrong type), kUnsupported (a component by its name and path).
 Status parse_normalizer(Json node, const std::string& path, int depth, Normalizer& normalizer);
-Status parse_pre_tokenizer(Json node, const std::string& path, int depth, PreTokenizer& pre_tokenizer,
-                           bool& byte_level);
+// `prefix_space`: add_prefix_space of tokenizer_config.json, which transformers puts in the place of the node's own
+// where that is a ByteLevel.
+Status parse_pre_tokenizer(Json node, const std::string& path, int depth, std::optional<bool> prefix_space,
+                           PreTokenizer& pre_tokenizer, bool& byte_level);
 Status parse_post_processor(Json node, const std::string& path, int depth, std::vector<int32_t>& prefix,
                             std::vector<int32_t>& suffix);
 Result<Decoder> parse_decoder(Json node, const std::string& path);

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -393,17 +394,6 @@ Status apply_token(Json config, std::string_view key, const TokenizerSpec& spec,
   return ok_status();
 }
 
-void put_or_remove(std::vector<int32_t>& ids, int32_t id, bool wanted, bool at_front) {
-  if (id == Vocabulary::kNone) return;
-  const auto place = std::find(ids.begin(), ids.end(), id);
-  if (wanted == (place != ids.end())) return;
-  if (wanted) {
-    ids.insert(at_front ? ids.begin() : ids.end(), id);
-  } else {
-    ids.erase(place);
-  }
-}
-
 Status apply_tokenizer_config(Json config, TokenizerSpec& spec) {
   SpecialIds& special = spec.special;
   NFP_RETURN_IF_ERROR(apply_token(config, "bos_token", spec, special.bos));
@@ -411,21 +401,21 @@ Status apply_tokenizer_config(Json config, TokenizerSpec& spec) {
   NFP_RETURN_IF_ERROR(apply_token(config, "pad_token", spec, special.pad));
   NFP_RETURN_IF_ERROR(apply_token(config, "unk_token", spec, special.unk));
   NFP_RETURN_IF_ERROR(read_named_tokens(config, spec));
-  // transformers lets these two classes (and their variants) rewrite the post-processor; for the others the fields are
-  // remainders of slow tokenizers and mean nothing.
+  // These classes of transformers replace the post-processor; for the others the fields are remainders of slow
+  // tokenizers and mean nothing.
   std::string_view name;
   if (const auto field = find_field(config, "tokenizer_class"); !field || field->get(name) != simdjson::SUCCESS) {
     return ok_status();
   }
-  if (name.find("Llama") == std::string_view::npos && name.find("Gemma") == std::string_view::npos) return ok_status();
-  if (find_field(config, "add_bos_token")) {
-    NFP_ASSIGN_OR_RETURN(const bool wanted, bool_field(config, "", "add_bos_token", std::nullopt));
-    put_or_remove(spec.prefix, special.bos, wanted, true);
-  }
-  if (find_field(config, "add_eos_token")) {
-    NFP_ASSIGN_OR_RETURN(const bool wanted, bool_field(config, "", "add_eos_token", std::nullopt));
-    put_or_remove(spec.suffix, special.eos, wanted, false);
-  }
+  const auto is_of = [&](std::string_view kind) { return name.find(kind) != std::string_view::npos; };
+  const bool begins = is_of("Llama") || is_of("Gemma") || is_of("Cohere");
+  if (!begins && !is_of("GPTNeoX")) return ok_status();
+  NFP_ASSIGN_OR_RETURN(const bool add_bos, bool_field(config, "", "add_bos_token", begins));
+  NFP_ASSIGN_OR_RETURN(const bool add_eos, bool_field(config, "", "add_eos_token", false));
+  spec.prefix.clear();
+  spec.suffix.clear();
+  if (add_bos && special.bos != Vocabulary::kNone) spec.prefix.push_back(special.bos);
+  if (add_eos && special.eos != Vocabulary::kNone) spec.suffix.push_back(special.eos);
   return ok_status();
 }
 
@@ -472,15 +462,15 @@ Status parse_model(Json root, bool byte_level, TokenizerSpec& spec) {
   return ok_status();
 }
 
-// Its added tokens apart, to which tokenizer_config.json may add.
-Result<TokenizerSpec> parse_tokenizer(Json root, std::vector<AddedToken>& added) {
+// Its added tokens apart, to which tokenizer_config.json may add. `prefix_space`: see parse_pre_tokenizer.
+Result<TokenizerSpec> parse_tokenizer(Json root, std::optional<bool> prefix_space, std::vector<AddedToken>& added) {
   TokenizerSpec spec;
   if (const auto node = find_field(root, "normalizer")) {
     NFP_RETURN_IF_ERROR(parse_normalizer(*node, "normalizer", 0, spec.normalizer));
   }
   bool byte_level = false;
   if (const auto node = find_field(root, "pre_tokenizer")) {
-    NFP_RETURN_IF_ERROR(parse_pre_tokenizer(*node, "pre_tokenizer", 0, spec.pre_tokenizer, byte_level));
+    NFP_RETURN_IF_ERROR(parse_pre_tokenizer(*node, "pre_tokenizer", 0, prefix_space, spec.pre_tokenizer, byte_level));
   }
   if (const auto node = find_field(root, "post_processor")) {
     NFP_RETURN_IF_ERROR(parse_post_processor(*node, "post_processor", 0, spec.prefix, spec.suffix));
@@ -492,17 +482,36 @@ Result<TokenizerSpec> parse_tokenizer(Json root, std::vector<AddedToken>& added)
   return spec;
 }
 
+// False where it is left out, but by the class that knows a third value, none.
+Result<std::optional<bool>> parse_prefix_space(Json config) {
+  constexpr const char* kField = "add_prefix_space";
+  std::string_view name;
+  if (const auto field = find_field(config, "tokenizer_class")) std::ignore = field->get(name);
+  const bool may_be_none = name.find("Llama") != std::string_view::npos;
+  simdjson::dom::object fields;
+  const bool is_null = config.get(fields) == simdjson::SUCCESS && fields.at_key(kField).is_null();
+  if (is_null || (may_be_none && !find_field(config, kField))) return std::optional<bool>();
+  NFP_ASSIGN_OR_RETURN(const bool prefix, bool_field(config, "", kField, false));
+  return std::optional(prefix);
+}
+
 Result<TokenizerSpec> parse_files(const TokenizerFiles& files) {
-  simdjson::dom::parser parser;
+  simdjson::dom::parser parser, config_parser;
   NFP_ASSIGN_OR_RETURN(const Json root, parse_json(parser, files.tokenizer_json, "the tokenizer"));
-  std::vector<AddedToken> added;
-  NFP_ASSIGN_OR_RETURN(TokenizerSpec spec, parse_tokenizer(root, added));
   const auto in_config = [](Error err) { return in_file("tokenizer_config.json", std::move(err)); };
   std::optional<Json> config;
+  std::optional<bool> prefix_space;
   if (!files.tokenizer_config.empty()) {
-    auto parsed = parse_json(parser, quote_non_finite(files.tokenizer_config), "the file");
+    auto parsed = parse_json(config_parser, quote_non_finite(files.tokenizer_config), "the file");
     if (!parsed.ok()) return in_config(std::move(parsed).error());
     config = *parsed;
+    const auto prefix = parse_prefix_space(*config);
+    if (!prefix.ok()) return in_config(prefix.error());
+    prefix_space = *prefix;
+  }
+  std::vector<AddedToken> added;
+  NFP_ASSIGN_OR_RETURN(TokenizerSpec spec, parse_tokenizer(root, prefix_space, added));
+  if (config) {
     Status status = TokensOfConfig(spec.model->vocabulary(), added).add(*config);
     if (!status.ok()) return in_config(std::move(status).error());
   }

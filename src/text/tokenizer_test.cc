@@ -146,6 +146,44 @@ TEST(Tokenizer, RolesComeFromTheConfigs) {
   EXPECT_EQ(encode(*llama, ""), Ids{2});
 }
 
+// As in transformers 4.57.6, which replaces the file's post-processor for some classes.
+TEST(Tokenizer, SomeClassesSayWhatBeginsAndEndsAText) {
+  TokenizerJson json = byte_level_json();
+  json.post_processor = R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+      {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}], "special_tokens": {
+      "<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}, "</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}}})";
+  const auto of = [&](const std::string& name, const std::string& fields) {
+    return encode(
+        *load(json, R"({"tokenizer_class": ")" + name + R"(", "bos_token": "<s>", "eos_token": "</s>")" + fields + "}"),
+        "");
+  };
+  for (const char* name : {"LlamaTokenizer", "GemmaTokenizerFast", "CohereTokenizerFast", "GPTNeoXTokenizerFast"}) {
+    const bool begins = std::string_view(name) != "GPTNeoXTokenizerFast";
+    EXPECT_EQ(of(name, ""), begins ? Ids{0} : Ids{}) << name;
+    EXPECT_EQ(of(name, R"(, "add_bos_token": false)"), Ids{}) << name;
+    EXPECT_EQ(of(name, R"(, "add_bos_token": true)"), Ids{0}) << name;
+    EXPECT_EQ(of(name, R"(, "add_eos_token": true)"), (begins ? Ids{0, 1} : Ids{1})) << name;
+  }
+  EXPECT_EQ(of("PreTrainedTokenizerFast", R"(, "add_bos_token": false)"), (Ids{0, 1}));
+}
+
+TEST(Tokenizer, TheConfigSaysWhetherASpaceComesFirst) {
+  for (const bool file : {true, false}) {
+    TokenizerJson json = byte_level_json();
+    json.pre_tokenizer = fmt::format(R"({{"type": "ByteLevel", "add_prefix_space": {}, "use_regex": true}})", file);
+    const Ids with = {byte_id(' '), byte_id('a')}, without = {byte_id('a')};
+    EXPECT_EQ(encode(*load(json), "a"), file ? with : without);
+    EXPECT_EQ(encode(*load(json, "{}"), "a"), without);
+    for (const char* none : {R"({"add_prefix_space": null})", R"({"tokenizer_class": "LlamaTokenizerFast"})"}) {
+      const Ids ids = encode(*load(json, none), "a", {.add_special_tokens = false});
+      EXPECT_EQ(ids, file ? with : without) << none;
+    }
+    EXPECT_EQ(encode(*load(json, R"({"add_prefix_space": true})"), "a"), with);
+    json.pre_tokenizer = R"({"type": "Sequence", "pretokenizers": [)" + json.pre_tokenizer + "]}";
+    EXPECT_EQ(encode(*load(json, R"({"add_prefix_space": true})"), "a"), file ? with : without);
+  }
+}
+
 // Ids and flags are those that transformers 4.57.6 gives.
 TEST(Tokenizer, TokensOfTheConfigAreAdded) {
   TokenizerJson json = byte_level_json();

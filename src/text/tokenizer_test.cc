@@ -545,6 +545,20 @@ TEST(TokenizerGguf, TheEndOfAMessageEndsATurn) {
   EXPECT_EQ(Ids((*tokenizer)->eog_ids().begin(), (*tokenizer)->eog_ids().end()), (Ids{0, 1, 2}));
 }
 
+TEST(TokenizerGguf, TheEndOfATextEndsAnAnswerThatHasATurnsEnd) {
+  for (const char* end : {"</s>", "<eos>"}) {
+    TokenizerJson json = byte_level_json();
+    json.tokens[1] = end;
+    json.tokens[2] = "<|turn|>";
+    Gguf gguf(json, "gpt2", "gpt-2");
+    gguf.types[0] = gguf.types[1] = gguf.types[2] = 3;
+    gguf.vocab.eos = 2;
+    const auto tokenizer = Tokenizer::from_gguf(gguf.vocab, "m.gguf");
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+    EXPECT_EQ(Ids((*tokenizer)->eog_ids().begin(), (*tokenizer)->eog_ids().end()), (Ids{1, 2})) << end;
+  }
+}
+
 TEST(TokenizerGguf, NoPreTokenizerIsTheDefaultOne) {
   const std::string space = "\xC4\xA0";  // as byte-level vocabularies write it
   TokenizerJson json = byte_level_json();

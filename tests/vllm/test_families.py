@@ -42,6 +42,8 @@ FAMILIES = {
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 192},
     "qwen3_moe": EXPERTS,
 }
+# Also by vLLM's backend for transformers: its experts are given to their layer, and not to the parameters.
+BY_TRANSFORMERS = ("qwen3_moe",)
 # Whose head_dim does not follow from the hidden size.
 HEAD_DIM = ("mistral", "ministral", "qwen3", "gemma", "glm", "seed_oss", "ernie4_5", "helium", "qwen3_moe")
 # Of each checkpoint's second layer, with rows that no exponent nests.
@@ -114,13 +116,13 @@ def stand_ins() -> None:
     experts.Mixture = lambda *stacks: SimpleNamespace(stacks=stacks[:2])
 
 
-def load(folder: Path, quantization: str | None = None) -> tuple[dict, set]:
+def load(folder: Path, quantization: str | None = None, model_impl: str = "auto") -> tuple[dict, set]:
     """Every parameter, and the linear layers that are nested."""
     from vllm.config import DeviceConfig, ModelConfig, VllmConfig, set_current_vllm_config
     from vllm.model_executor.model_loader import get_model
 
     model = ModelConfig(model=str(folder), dtype="float16", quantization=quantization, enforce_eager=True,
-                        skip_tokenizer_init=True)
+                        skip_tokenizer_init=True, model_impl=model_impl)
     config = VllmConfig(model_config=model, device_config=DeviceConfig("cpu"))
     with set_current_vllm_config(config):
         made = get_model(vllm_config=config)
@@ -144,20 +146,21 @@ def compare(folder: Path) -> None:
     with set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"))):
         init_distributed_environment(1, 0, f"file://{folder}/group", 0, "gloo")
         initialize_model_parallel(1, 1)
-    for family in FAMILIES:
+    for family, by in (*((family, "auto") for family in FAMILIES),
+                       *((family, "transformers") for family in BY_TRANSFORMERS)):
         rope = json.loads((folder / family / "config.json").read_text()).get("rope_parameters") or {}
         if family == "olmo3" and "full_attention" in rope:
             print("olmo3 left out: this vLLM does not read a rope for each kind of layer, as this transformers writes it")
             continue
-        expected, none = load(folder / family)
+        expected, none = load(folder / family, model_impl=by)
         assert not none
         for name, quantization in ((family, "nestedfp"), (f"{family}-nested", None)):
-            found, nested = load(folder / name, quantization)
+            found, nested = load(folder / name, quantization, by)
             assert found.keys() == expected.keys(), (name, found.keys() ^ expected.keys())
             differ = [key for key, value in expected.items() if not torch.equal(found[key].float(), value.float())]
             assert not differ, (name, differ)
             assert [layer for layer in nested if layer.endswith("o_proj")] == ["model.layers.0.self_attn.o_proj"], (name, nested)
-            print(name, len(nested), flush=True)
+            print(name if by == "auto" else f"{name}-by-{by}", len(nested), flush=True)
 
 
 @unittest.skipUnless(HAVE_VLLM and PROGRAM.exists(), "needs vLLM and the package")
@@ -171,6 +174,7 @@ class Families(unittest.TestCase):
         left_out = {line[0] for line in lines if line[1:3] == ["left", "out:"]}
         self.assertLessEqual(left_out, {"olmo3"})
         want = {name for family in FAMILIES if family not in left_out for name in (family, f"{family}-nested")}
+        want |= {f"{family}{kind}-by-transformers" for family in BY_TRANSFORMERS for kind in ("", "-nested")}
         self.assertEqual({line[0] for line in lines} - left_out, want, done.stdout)
         for line in lines:
             if line[0] in left_out:

@@ -1075,10 +1075,12 @@ class InsideVllm(unittest.TestCase):
         class Loader(BaseModelLoader):  # its load_model() is vLLM's
             download_model = load_weights = None
 
-        for quantization, runner, ours in (("nestedfp", "generate", True), (None, "draft", True), (None, "generate", False)):
+        for quantization, runner, ours in (("nestedfp", "generate", True), (None, "draft", True),
+                                           (None, "generate", False)):
             attention.enable(config())
             model = SimpleNamespace(quantization=quantization, runner_type=runner)
-            vllm_config = SimpleNamespace(device_config=SimpleNamespace(device="cpu"), load_config=SimpleNamespace(device=None))
+            vllm_config = SimpleNamespace(device_config=SimpleNamespace(device="cpu"),
+                                          load_config=SimpleNamespace(device=None))
             model.dtype = torch.float16
             with patch("vllm.model_executor.model_loader.base_loader.initialize_model",
                        side_effect=lambda **_: seen.append(is_ours()) or self.fail("no further")), \
@@ -1315,6 +1317,46 @@ print(ours, imported, weight_utils.get_quantization_config("fp8").__name__)
             self.assertRegex(logs.output[0], f"refused.{i}.mlp.experts stays dense: .*{reason}")
             with self.assertRaisesRegex(ValueError, reason):
                 self.mixture_layer(self.nested_config(), **fields)
+
+    def test_experts_that_are_given_to_their_layer(self):
+        """As vLLM's backend for transformers does it, past the parameters: one by one or all as one tensor, other ranks'
+        too."""
+        from nestedfp.vllm import experts, fused_moe, op
+        from vllm.model_executor.layers.fused_moe import fused_moe_make_expert_params_mapping
+
+        sys.path.insert(0, str(HERE))
+        from make_models import EXPERT_FFN, EXPERTS, HIDDEN
+
+        mapping = [("experts.w13_weight", "experts.gate_up_proj", 0, "w1"),
+                   ("experts.w13_weight", "experts.gate_up_proj", 1, "w3"),
+                   ("experts.w2_weight", "experts.down_proj", 0, "w2"),
+                   *fused_moe_make_expert_params_mapping(torch.nn.Module(), "gate_proj", "down_proj", "up_proj",
+                                                         EXPERTS)]
+        gate_up = torch.randn(EXPERTS, 2 * EXPERT_FFN, HIDDEN).half()
+        down = torch.randn(EXPERTS, HIDDEN, EXPERT_FFN).half()
+        gate, up = gate_up.chunk(2, dim=1)
+        one_by_one = [(f"{e}.{name}.weight", tensor[e]) for e in range(EXPERTS)
+                      for name, tensor in (("down_proj", down), ("gate_proj", gate), ("up_proj", up))]
+        nested = []
+
+        def nest(weight, *_):
+            nested.append(weight.clone())
+            return SimpleNamespace(bytes=weight.clone(), scale=torch.empty(0), dense={}, experts=len(weight))
+
+        for given in (one_by_one, [("gate_up_proj", gate_up), ("down_proj", down)]):
+            for world, rank in ((1, 0), (2, 0), (2, 1)):
+                with patch.object(op, "self_test"), patch.object(op, "device"), patch.object(experts, "nest", nest), \
+                        patch.object(experts, "Mixture"):
+                    layer = self.mixture_layer(self.nested_config(nested=False), world, rank, expert_parallel=world > 1,
+                                               expert_mapping=mapping)
+                    self.assertIsInstance(layer.quant_method, fused_moe.NestedOnlineExpertsMethod)
+                    read = list(layer.load_weights(given))
+                here = slice(rank * EXPERTS // world, (rank + 1) * EXPERTS // world)
+                self.assertEqual(set(read), {"w13_weight", "w2_weight"})
+                for found, wanted in zip(nested, (gate_up, down)):
+                    self.assertTrue(torch.equal(found, wanted[here]), (world, rank))
+                self.assertEqual(len(nested), 2)
+                nested.clear()
 
     def test_what_a_checkpoint_keeps_dense(self):
         from nestedfp.vllm import fused_moe, quantization

@@ -54,6 +54,17 @@ def why_dense(layer: FusedMoE) -> str | None:
     return None
 
 
+def _load_by_parameter(param: torch.nn.Parameter, loaded_weight: torch.Tensor, weight_name: str, shard_id: str,
+                       expert_id: int, return_success: bool = False) -> bool | None:
+    """In the place of a layer's weight_loader(), to which vLLM's backend for transformers gives weights, past the
+    loaders of their parameters. These count what is read, and write where no memory is yet."""
+    loader = getattr(param, "weight_loader", None)
+    if loader is None:  # all of the layer has been read: this is another GPU's
+        return False if return_success else None
+    return loader(param, loaded_weight, weight_name, shard_id=shard_id, expert_id=expert_id,
+                  return_success=return_success)
+
+
 class _NestedExpertsMethod(FusedMoEMethodBase):
     def __init__(self, config: NestedFPConfig, layer: FusedMoE, prefix: str):
         super().__init__(layer.moe_config)
@@ -127,6 +138,7 @@ class NestedOnlineExpertsMethod(_NestedExpertsMethod):
                                         requires_grad=False)
             layer.register_parameter(f"{name}_weight", weight)
             set_weight_attrs(weight, extra_weight_attrs)
+        layer.weight_loader = _load_by_parameter
         initialize_online_processing(layer)
 
     def stack(self, layer: torch.nn.Module, name: str, form: experts.Form) -> experts.Stack:
@@ -152,6 +164,7 @@ class NestedCheckpointExpertsMethod(_NestedExpertsMethod):
                 parameter = torch.nn.Parameter(data, requires_grad=False)
                 layer.register_parameter(f"{name}_{suffix}", parameter)
                 set_weight_attrs(parameter, attrs)
+        layer.weight_loader = _load_by_parameter
 
     def stack(self, layer: torch.nn.Module, name: str, form: experts.Form) -> experts.Stack:
         upper, lower, scale = (getattr(layer, f"{name}_weight{suffix}").data for suffix in ("", "_lower", "_scale"))

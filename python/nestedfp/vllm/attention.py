@@ -279,8 +279,8 @@ def enable(config: Any) -> None:
 
 
 def withdraw() -> None:
-    """FlashAttention's place is its own again, and the cache's layout vLLM's choice, for a model behind another one's in
-    this process."""
+    """FlashAttention's place is its own again, and the cache's layout vLLM's choice: for a model behind another in one
+    process."""
     if AttentionBackendEnum.FLASH_ATTN.get_path() == _OURS:
         AttentionBackendEnum.FLASH_ATTN.clear_override()
         _cached_get_attn_backend.cache_clear()

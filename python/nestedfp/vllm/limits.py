@@ -8,11 +8,11 @@ from .settings import Settings
 
 
 def check_batch_invariance(wanted: bool) -> None:
-    """Of VLLM_BATCH_INVARIANT. Raises ValueError: how a product's sums are cut, and by default its precision, depends on
-    how many rows it has."""
+    """Of VLLM_BATCH_INVARIANT. Raises ValueError: how a product's sums are cut, and by default its precision, depends
+    on how many rows it has."""
     if wanted:
-        raise ValueError("VLLM_BATCH_INVARIANT=1: results of nestedfp's products depend on what else is in a step; leave "
-                         "it out, or --quantization nestedfp")
+        raise ValueError("VLLM_BATCH_INVARIANT=1: results of nestedfp's products depend on what else is in a step; "
+                         "leave it out, or --quantization nestedfp")
 
 
 def check_offload(config: Any) -> None:

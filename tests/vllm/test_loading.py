@@ -348,13 +348,14 @@ class Loading(unittest.TestCase):
         model = torch.nn.ModuleList([layer])
         record_metadata_for_reloading(model)
 
-        def read(value, names=("w1", "w3", "w2"), count=EXPERTS):
+        def read(value, names=("w1", "w3", "w2"), count=EXPERTS, by_layer=False):
             for e in range(count):
                 for shard in names:
                     parameter = layer.w2_weight if shard == "w2" else layer.w13_weight
                     rows, columns = parameter.shape[1] // (1 if shard == "w2" else 2), parameter.shape[2]
-                    parameter.weight_loader(parameter, torch.full((rows, columns), value + e, dtype=torch.float16),
-                                            "experts.weight", shard_id=shard, expert_id=e, return_success=True)
+                    load = layer.weight_loader if by_layer else parameter.weight_loader
+                    load(parameter, torch.full((rows, columns), value + e, dtype=torch.float16), "experts.weight",
+                         shard_id=shard, expert_id=e, return_success=True)
             layerwise.finalize_layerwise_processing(model, SimpleNamespace(dtype=torch.float16))
 
         with patch.object(experts, "nest", nest), patch.object(experts, "Mixture", mixture):
@@ -365,15 +366,17 @@ class Loading(unittest.TestCase):
             record_metadata_for_reloading(model)
             read(1)
             before, kept = self.addresses(layer), [stack.bytes.data_ptr() for stack in made[0].stacks]
-            layerwise.initialize_layerwise_reload(model)
-            read(50)
-            self.assertEqual(self.addresses(layer), before)
-            self.assertEqual(([stack.bytes.data_ptr() for stack in made[0].stacks], len(made)), (kept, 1))
-            self.assertIs(layer.nestedfp_experts, made[0])
-            for stack in made[0].stacks:
-                values = stack.bytes[:, :2 * stack.n * stack.k].view(torch.float16)
-                self.assertEqual([values[e].unique().tolist() for e in range(EXPERTS)], [[50 + e] for e in range(EXPERTS)])
-            self.assertEqual(forms, [experts.Form()] * 2 + [experts.Form(False, frozenset())] * 2)
+            for value, by_layer in ((50, False), (20, True)):  # True: by vLLM's backend for transformers
+                layerwise.initialize_layerwise_reload(model)
+                read(value, by_layer=by_layer)
+                self.assertEqual(self.addresses(layer), before)
+                self.assertEqual(([stack.bytes.data_ptr() for stack in made[0].stacks], len(made)), (kept, 1))
+                self.assertIs(layer.nestedfp_experts, made[0])
+                for stack in made[0].stacks:
+                    values = stack.bytes[:, :2 * stack.n * stack.k].view(torch.float16)
+                    self.assertEqual([values[e].unique().tolist() for e in range(EXPERTS)],
+                                     [[value + e] for e in range(EXPERTS)])
+            self.assertEqual(forms, [experts.Form()] * 2 + [experts.Form(False, frozenset())] * 4)
             layerwise.initialize_layerwise_reload(model)
             with self.assertRaisesRegex(ValueError, "experts: .* weights were given"):
                 read(7, names=("w1",))

@@ -58,11 +58,8 @@ def _load_by_parameter(param: torch.nn.Parameter, loaded_weight: torch.Tensor, w
                        expert_id: int, return_success: bool = False) -> bool | None:
     """In the place of a layer's weight_loader(), to which vLLM's backend for transformers gives weights, past the
     loaders of their parameters. These count what is read, and write where no memory is yet."""
-    loader = getattr(param, "weight_loader", None)
-    if loader is None:  # all of the layer has been read: this is another GPU's
-        return False if return_success else None
-    return loader(param, loaded_weight, weight_name, shard_id=shard_id, expert_id=expert_id,
-                  return_success=return_success)
+    return param.weight_loader(param, loaded_weight, weight_name, shard_id=shard_id, expert_id=expert_id,
+                               return_success=return_success)
 
 
 class _NestedExpertsMethod(FusedMoEMethodBase):

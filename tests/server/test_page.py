@@ -227,6 +227,23 @@ def test_the_keyboard_keeps_its_place(browser, launch):
     complaints(browser, server)
 
 
+def test_copying_without_https(browser, launch):
+    """There the browser gives the page no clipboard to write to; the old way may work, and the keyboard's place stays."""
+    server = launch()
+    open_page(browser, server)
+    say(browser, "SAY:some words")
+    browser.js("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    copy = "[...document.querySelectorAll('.msg.assistant button')].find(b => /opied|Copy/.test(b.textContent))"
+    for allowed, says in (("true", "Copied"), ("false", "Not copied")):
+        browser.js(f"document.execCommand = () => {{ window.copied = document.activeElement.value; return {allowed}; }}")
+        browser.js(copy + ".focus()")
+        browser.key("Enter", "\r")
+        browser.wait(f"{copy}.textContent === '{says}'")
+        assert browser.js("copied") == "some words" and browser.js(f"document.activeElement === {copy}")
+        browser.wait(copy + ".textContent === 'Copy'")
+    complaints(browser, server)
+
+
 MARKDOWN = ("SAY:# Title **bold** `code` [link](https://example.com/) [bad](javascript:alert(1)) ![i](https://example.com/i.png) "
             "<img src=x onerror=alert(1)>")
 

@@ -51,6 +51,7 @@ function button(label, act) {
 
 function copyButton(label, text) {
   return button(label, async b => {
+    let copied = true;
     try {
       await navigator.clipboard.writeText(text());
     } catch {  // a page that does not come over HTTPS or from this machine may not write there
@@ -58,11 +59,12 @@ function copyButton(label, text) {
       area.value = text();
       document.body.append(area);
       area.select();
-      document.execCommand("copy");
+      copied = document.execCommand("copy");
       area.remove();
+      b.focus();
     }
-    b.textContent = "Copied";
-    tell("copied");
+    b.textContent = copied ? "Copied" : "Not copied";
+    tell(copied ? "copied" : "the browser does not let the page copy");
     setTimeout(() => { b.textContent = label; }, 1500);
   });
 }

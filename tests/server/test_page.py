@@ -389,6 +389,10 @@ def test_an_answer_goes_on_beside_other_conversations(browser, launch):
     before = browser.js(shown)
     browser.wait(f"{shown} > {before + 10}")
     assert not browser.js("document.getElementById('stop').disabled") and browser.js("document.querySelectorAll('#conversations li').length") == 1
+    # What is being composed (Japanese, Chinese) is left by Escape too, which is not for the answer.
+    browser.js("document.getElementById('input').dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape', isComposing: true, bubbles: true}))")
+    time.sleep(0.5)
+    assert not browser.js("document.getElementById('stop').disabled")
     browser.js("document.getElementById('stop').click()")
     browser.wait("document.querySelector('.msg.assistant .meta').textContent === 'stopped'")
     complaints(browser, server)

@@ -323,7 +323,7 @@ $("input").addEventListener("keydown", event => {
     $("form").requestSubmit();
   }
 });
-document.addEventListener("keydown", event => { if (event.key === "Escape" && abort) abort.abort(); });
+document.addEventListener("keydown", event => { if (event.key === "Escape" && !event.isComposing && abort) abort.abort(); });
 $("stop").addEventListener("click", () => abort && abort.abort());
 $("new").addEventListener("click", () => openConversation(store.create()));
 $("forget").addEventListener("click", () => {

@@ -535,6 +535,25 @@ def test_compare(browser, launch):
     complaints(browser, server)
 
 
+def test_compare_with_thoughts(browser, launch):
+    server = launch("--fp8-says", "X", "--reasoning-parser", "think")
+    open_page(browser, server)
+    browser.js("document.getElementById('precision').value = 'compare'")
+    say(browser, "SAY:<think>some thoughts</think>the answer")
+
+    def texts(what):
+        return browser.js(f"[...[...document.querySelectorAll('.msg')].pop().querySelectorAll('.pair {what}')].map(e => e.textContent)")
+    assert texts(".thoughts") == ["some thoughts", "soXe thoughts"] and texts(".thoughts mark") == ["m", "X"]
+    assert texts(".plain") == ["the answer", "the answer"] and len(texts("details[open]")) == 2
+    # Where the answers part behind the same thoughts these stay folded.
+    browser.js("""current.messages.push({role: "assistant", content: "", pair: ["yes", "no"].map((word, i) => (
+        {precision: i ? "fast" : "exact", tokens: ["<think>", "hm, yes", "</think>", "\\n\\n", word, " sir"], thoughts: "hm, yes", content: word + " sir", meta: "stopped"}))});
+        showConversation()""")
+    assert texts(".thoughts") == ["hm, yes"] * 2 and texts(".plain") == ["yes sir", "no sir"]
+    assert texts("mark") == texts(".plain mark") == ["yes", "no"] and texts("details[open]") == []
+    complaints(browser, server)
+
+
 def test_a_new_users_first_questions(browser, launch_real, tmp_path):
     """As scripts/quickstart leaves the demo model: how it is sampled lies beside it."""
     demo = os.path.abspath(os.environ.get("NFP_DEMO_MODEL", ""))

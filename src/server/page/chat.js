@@ -59,30 +59,45 @@ function showAnswer(el, message) {
   showMeta(el.querySelector(".meta"), message.meta);
 }
 
+// `text` into `element`, with a mark where it has `token` at `place`; whether it has.
+function showMarked(element, text, place, token) {
+  const has = token !== undefined && place >= 0 && text.slice(place, place + token.length) === token;
+  element.textContent = text;
+  if (!has) return false;
+  const mark = document.createElement("mark");
+  mark.textContent = token;
+  mark.title = "the first token that differs";
+  element.replaceChildren(text.slice(0, place), mark, text.slice(place + token.length));
+  return true;
+}
+
 function showPair(el, message) {
   el.classList.add("compare");
   const [a, b] = message.pair, at = firstDifference(a.tokens, b.tokens);
   const ended = message.pair.every(one => one.meta || one.fault);
   // While one is ahead of the other, the end of the shorter is no difference.
   const parted = at.token >= 0 && (ended || at.token < Math.min(a.tokens.length, b.tokens.length));
-  const pair = document.createElement("div");
+  const pair = document.createElement("div"), before = el.querySelectorAll(".pair > div");
   pair.className = "pair";
-  for (const one of message.pair) {
+  for (const [i, one] of message.pair.entries()) {
     const side = document.createElement("div"), title = document.createElement("h3"), text = document.createElement("div"), meta = document.createElement("div");
     title.textContent = one.precision === "exact" ? "FP16" : "FP8";
     text.className = "plain";
     meta.className = "meta";
-    const token = one.tokens[at.token];
-    if (parted && token !== undefined && one.content.slice(at.length, at.length + token.length) === token) {
-      const mark = document.createElement("mark");
-      mark.textContent = token;
-      mark.title = "the first token that differs";
-      text.append(one.content.slice(0, at.length), mark, one.content.slice(at.length + token.length));
-    } else {
-      text.textContent = one.content;
-    }
     showMeta(meta, one.meta);
-    side.append(title, text);
+    side.append(title);
+    // Tokens are those of thoughts, of the marks around them and of what is behind.
+    const written = one.tokens.join(""), token = parted ? one.tokens[at.token] : undefined;
+    let from = 0;
+    if (one.thoughts) {
+      const box = thoughts(), was = before[i]?.querySelector("details"), place = Math.max(written.indexOf(one.thoughts), 0);
+      const here = showMarked(box.querySelector(".thoughts"), one.thoughts, at.length - place, token);
+      box.open = (here && !was?.querySelector("mark")) || (was?.open ?? !one.content);
+      side.append(box);
+      from = place + one.thoughts.length;
+    }
+    showMarked(text, one.content, at.length - Math.max(written.indexOf(one.content, from), from), token);
+    side.append(text);
     if (one.fault) side.append(fault(one.fault));
     side.append(meta);
     pair.append(side);

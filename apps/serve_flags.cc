@@ -358,6 +358,7 @@ Result<StepTable> ServeFlags::load_step_times(LoadedModel& loaded) const {
   options.engine = engine;
   options.variant =
       fmt::format("share {} head {} deterministic {}", calibration.fp8_share, load.fp8_head, load.deterministic);
+  options.measures = [] { log::say("step times are measured now, which takes some seconds\n"); };
   NFP_ASSIGN_OR_RETURN(StartSteps found, start_step_times(loaded, options));
   if (found.seconds > 0) {
     log::say("step times measured in {:.1f} s{}{}\n", found.seconds,

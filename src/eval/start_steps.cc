@@ -254,6 +254,7 @@ Result<StartSteps> start_step_times(LoadedModel& loaded, const StartStepsOptions
     found.table = std::move(*kept);
     return found;
   }
+  if (options.measures) options.measures();
   const auto start = std::chrono::steady_clock::now();
   NFP_ASSIGN_OR_RETURN(found.table, measure(loaded, engine, options.seconds));
   found.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -18,6 +18,7 @@ struct StartStepsOptions {
   double seconds = 8;   // about as long as measuring may take; a device, whose steps are short, takes at most 1.5
   EngineConfig engine;  // as it will serve
   std::string variant;  // flags that change what a step costs; part of the file's name
+  std::function<void()> measures;  // called before measuring, where nothing is kept that will do
   // The folder; empty = $XDG_CACHE_HOME/nestedfp/step-times or ~/.cache/nestedfp/step-times.
   std::string folder;
 };

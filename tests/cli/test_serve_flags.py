@@ -86,6 +86,10 @@ class Start(Scratch):
                           said)
         self.assertNotIn("does nothing", told("--precision-policy", "slo-fp16", "--slo-missed", "shed"))
 
+    def test_that_step_times_are_measured_is_told_before(self):
+        self.assertRegex(told(XDG_CACHE_HOME=self.path("cache")), "step times are measured now, .*\nstep times measured in ")
+        self.assertNotIn("are measured now", told("--precision", "fp16", XDG_CACHE_HOME=self.path("other")))
+
     def test_step_times_of_something_else_are_told(self):
         path, other = self.path("steps.json"), self.path("other.json")
         steps = run("bench", F16_MODEL, "steps", "--device", "cpu", "--prefill", "8", "16", "--sequences", "1", "2", "--contexts", "8",

@@ -375,6 +375,20 @@ def test_a_screen_reader_is_told_once(browser, launch):
     complaints(browser, server)
 
 
+def test_settings_are_there_when_the_page_is_loaded_again(browser, launch):
+    server = launch()
+    open_page(browser, server)
+    values = "['precision', 'max_tokens', 'temperature', 'top_k', 'system', 'key'].map(id => document.getElementById(id).value)"
+    before = browser.js(values)
+    for name, value in (("precision", "fast"), ("max_tokens", "1000"), ("temperature", "0.1"), ("system", "Say little."), ("key", "secret")):
+        browser.js(f"{{const one = document.getElementById('{name}'); one.value = '{value}'; one.dispatchEvent(new Event('input'))}}")
+    browser.call("Page.reload")
+    browser.wait("document.getElementById('state').textContent === 'ready' && document.getElementById('model').textContent.startsWith('fake')")
+    assert browser.js(values) == ["fast", "1000", "0.1", before[3], "Say little.", ""]
+    assert "secret" not in browser.js("JSON.stringify([{...sessionStorage}, {...localStorage}])")
+    complaints(browser, server)
+
+
 def test_an_answer_goes_on_beside_other_conversations(browser, launch):
     server = launch("--step-us", 20000)
     open_page(browser, server)

@@ -25,6 +25,24 @@ function settings() {
           top_k: number("top_k"), min_p: number("min_p"), seed: number("seed")};
 }
 
+// What was set stays so where the page is loaded again, in this tab; a key is not kept.
+function keepSettings() {
+  let set = {};
+  try {
+    set = JSON.parse(sessionStorage.getItem(storeKey) || "{}");
+  } catch { /* a browser that keeps nothing */ }
+  for (const input of document.querySelectorAll("#settings :is(input, select, textarea):not(#key)")) {
+    if (typeof set[input.id] === "string") Object.assign(input, {value: set[input.id]}).dataset.touched = "1";
+    input.addEventListener("input", () => {
+      input.dataset.touched = "1";
+      set[input.id] = input.value;
+      try {
+        sessionStorage.setItem(storeKey, JSON.stringify(set));
+      } catch { /* the same */ }
+    });
+  }
+}
+
 // Fills `into` (content, thoughts, tokens, meta) and calls `changed` for each piece; `fault` is set where it fails.
 async function ask(body, signal, into, changed) {
   const began = performance.now(), lost = () => new Error("the server went away before the answer was done");

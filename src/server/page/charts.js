@@ -237,7 +237,7 @@ async function showModel() {
 }
 
 $("key").addEventListener("change", showModel);
-for (const name of ["temperature", "top_p", "top_k", "min_p"]) $(name).addEventListener("input", () => { $(name).dataset.touched = "1"; });
+keepSettings();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 addEventListener("resize", draw);
 addEventListener("storage", event => { if (event.key === storeKey || event.key === null) takeOthers(); });

@@ -68,6 +68,7 @@ def test_input_tokens_are_counted(client, fake):
         count(model="other", input="x")
     r = httpx.post(fake.url + "/v1/responses/input_tokens", json={"input": "x", "personality": "friendly", "reasoning": {"effort": "low"}})
     assert r.status_code == 200 and set(r.headers["X-NestedFP-Ignored"].split(", ")) == {"personality", "reasoning.effort"}
+    assert httpx.post(fake.url + "/v1/responses/input_tokens/", json={"input": "x"}).json() == r.json()
 
 
 def test_response_events(client):

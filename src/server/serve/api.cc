@@ -154,12 +154,11 @@ std::string_view Api::inner_path(std::string_view path) const {
     if (path.empty()) return "/";
   }
   // A slash at the end of one of the APIs' paths is none of it, as in vLLM, but that of a name is.
-  const auto known = [](std::string_view asked) {
-    return std::any_of(std::begin(kRoutes), std::end(kRoutes), [&](const Route& one) { return one.matches(asked); });
-  };
-  if (path.starts_with("/v1/") && path.ends_with('/') && !known(path) && known(path.substr(0, path.size() - 1)))
-    path.remove_suffix(1);
-  return path;
+  if (!path.starts_with("/v1/") || !path.ends_with('/')) return path;
+  const std::string_view bare = path.substr(0, path.size() - 1);
+  const bool whole =
+      std::any_of(std::begin(kRoutes), std::end(kRoutes), [&](const Route& one) { return one.path == bare; });
+  return whole ? bare : path;
 }
 
 bool Api::Route::matches(std::string_view asked) const {

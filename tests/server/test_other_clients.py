@@ -115,6 +115,18 @@ def test_response_calls_tools(client, stream):
     assert by_id.usage.input_tokens == whole.usage.input_tokens
 
 
+@pytest.mark.parametrize("said", ["Look. " + CALL + " And?", CALL + "So. " + CALL, "One." + CALL + "two" + CALL + "three."])
+def test_a_response_goes_on_alike_by_its_id_and_by_its_items(client, said):
+    first = {"role": "user", "content": "SAY:" + said}
+    r = client.responses.create(model="fake", tools=[TOOL], input=[first])
+    assert "function_call" in [i.type for i in r.output] and "message" in [i.type for i in r.output]
+    results = [{"type": "function_call_output", "call_id": i.call_id, "output": "SAY:ok"} for i in r.output if i.type == "function_call"]
+    by_id = client.responses.create(model="fake", tools=[TOOL], input=results, previous_response_id=r.id)
+    by_items = client.responses.create(model="fake", tools=[TOOL], input=[first, *r.output, *results])
+    assert by_id.usage.input_tokens == by_items.usage.input_tokens and by_items.output_text == "ok"
+    assert by_items.usage.input_tokens_details.cached_tokens >= by_id.usage.input_tokens // 16 * 16 - 16
+
+
 def test_calls_that_were_cut_off_come_back(client, launch):
     """As agents send them, with what came of them."""
     r = client.responses.create(model="fake", input="SAY:" + CALL, tools=[TOOL], max_output_tokens=60)

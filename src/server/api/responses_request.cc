@@ -53,6 +53,13 @@ class Conversation {
     std::string text;
     NFP_API_TRY(read_text_parts(*content, where + ".content", {"input_text", "output_text", "text", "refusal"},
                                 unknown_, &text));
+    // What the model wrote behind calls is of the message that has them, as where a kept response goes on.
+    if (role == "assistant" && !messages_->empty() && messages_->back().contains("tool_calls")) {
+      Json& made = messages_->back();
+      made["content"].get_ref<std::string&>() += text;
+      take_reasoning(made);
+      return std::nullopt;
+    }
     Json entry = {{"role", role}, {"content", text}};
     if (role == "assistant") {
       take_reasoning(entry);

@@ -76,6 +76,24 @@ Result<std::string> gguf_inside(const std::string& path) {
   return found.empty() ? std::string() : found[0];
 }
 
+// The error where there is no config.json, or what lies in its place.
+Error other_form(const std::string& path, Error missing) {
+  std::error_code code;
+  if (missing.code != ErrorCode::kNotFound) return missing;
+  if (fs::exists(path + "/adapter_config.json", code)) {
+    return error(
+        ErrorCode::kUnsupported,
+        "{}: is an adapter of another model (adapter_config.json); merge the two with PEFT's merge_and_unload() "
+        "and save the whole model",
+        path);
+  }
+  if (fs::exists(path + "/params.json", code)) {
+    return error(ErrorCode::kUnsupported,
+                 "{}: has params.json and no config.json; take the model in the form that transformers reads", path);
+  }
+  return missing;
+}
+
 Result<std::unique_ptr<ModelSource>> open_directory(const std::string& path) {
   std::error_code code;
   const auto has = [&](const char* name) { return fs::exists(fs::path(path) / name, code); };
@@ -83,10 +101,11 @@ Result<std::unique_ptr<ModelSource>> open_directory(const std::string& path) {
     NFP_ASSIGN_OR_RETURN(const std::string gguf, gguf_inside(path));
     if (!gguf.empty()) return open_gguf(gguf);
   }
-  NFP_ASSIGN_OR_RETURN(std::string config, read_model_text(path + "/config.json", size_t{16} << 20));
-  NFP_ASSIGN_OR_RETURN(const auto root, parse_model_json<nlohmann::json>(config, path + "/config.json"));
+  auto config = read_model_text(path + "/config.json", size_t{16} << 20);
+  if (!config.ok()) return other_form(path, std::move(config).error());
+  NFP_ASSIGN_OR_RETURN(const auto root, parse_model_json<nlohmann::json>(*config, path + "/config.json"));
   const bool nested = root.contains("nestedfp");
-  return nested ? open_nested(path, std::move(config)) : open_plain_directory(path, std::move(config));
+  return nested ? open_nested(path, std::move(*config)) : open_plain_directory(path, std::move(*config));
 }
 
 }  // namespace

@@ -183,6 +183,10 @@ TEST_F(Source, SamplingOfAGgufFileMayLieBesideIt) {
 TEST_F(Source, FilesThatAreMissingOrUnreadableAreNamed) {
   std::filesystem::create_directories(path("m"));
   EXPECT_NE(failure(path("m")).find("config.json"), std::string::npos);
+  ASSERT_TRUE(write_file(path("m/params.json"), "{}").ok());
+  EXPECT_NE(failure(path("m")).find("has params.json and no config.json"), std::string::npos);
+  ASSERT_TRUE(write_file(path("m/adapter_config.json"), "{}").ok());
+  EXPECT_NE(failure(path("m")).find("is an adapter of another model (adapter_config.json)"), std::string::npos);
   ASSERT_TRUE(write_file(path("m/config.json"), testing::kTinyConfig).ok());
   EXPECT_NE(failure(path("m")).find("model.safetensors: is missing"), std::string::npos);
   ASSERT_TRUE(write_file(path("m/pytorch_model.bin"), "x").ok());

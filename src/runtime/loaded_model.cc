@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 
 #include "backend/devices/devices.h"
 #include "base/log.h"
@@ -74,6 +75,12 @@ Result<std::shared_ptr<const Tokenizer>> load_tokenizer(const ModelSource& sourc
     return Tokenizer::from_json(files, source.path() + "/tokenizer.json");
   }
   const GgufTokenizer* gguf = source.gguf_tokenizer();
+  if (std::error_code code; gguf == nullptr && std::filesystem::exists(source.path() + "/tokenizer.model", code)) {
+    return error(ErrorCode::kNotFound,
+                 "{0}: has tokenizer.model and no tokenizer.json, which AutoTokenizer.from_pretrained(\"{0}\")"
+                 ".save_pretrained(\"{0}\") of transformers makes of it",
+                 source.path());
+  }
   if (gguf == nullptr) {
     return error(ErrorCode::kNotFound, "{}: has no tokenizer.json; copy it there from the model's original repository",
                  source.path());

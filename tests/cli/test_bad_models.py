@@ -384,6 +384,9 @@ class TokenizerFile(Damaged):
         model = self.copy()
         os.remove(os.path.join(model, "tokenizer.json"))
         self.assertIn("tokenizer.json", failure("generate", model, "-p", "x"))
+        with open(os.path.join(model, "tokenizer.model"), "wb") as file:
+            file.write(b"x")
+        self.assertIn("has tokenizer.model and no tokenizer.json, which AutoTokenizer", failure("generate", model, "-p", "x"))
 
 
 class Places(Damaged):

@@ -218,8 +218,7 @@ nfp_status nfp_experts_create(nfp_gpu* gpu, int32_t experts, const nfp_expert_st
                      "nfp_experts_create: a pointer is null, or a stack's size is not sizeof(nfp_expert_stack)");
     NFP_CAPI_REQUIRE(experts >= 1 && experts <= nfp::kMaxExperts, "nfp_experts_create: {} experts, must be 1 to {}",
                      experts, nfp::kMaxExperts);
-    NFP_CAPI_REQUIRE(activation == NFP_SILU || activation == NFP_GELU_TANH,
-                     "nfp_experts_create: activation is unknown");
+    NFP_CAPI_REQUIRE(is_one_of(activation, 2), "nfp_experts_create: activation is unknown");
     const int64_t hidden = gate_up->k, intermediate = down->k;
     NFP_CAPI_REQUIRE(hidden > 0 && intermediate > 0 && hidden % 8 == 0 && intermediate % 8 == 0 &&
                          hidden <= INT32_MAX && intermediate <= INT32_MAX / 2,
@@ -265,11 +264,11 @@ nfp_status nfp_experts_run(nfp_experts* experts, const nfp_experts_call* c, nfp_
         "nfp_experts_run: {} rows of {} experts each: rows must be positive, top 1 to {}, and their product "
         "below 2^31",
         c->rows, c->top, nfp::kMaxTopExperts);
-    NFP_CAPI_REQUIRE(c->precision == NFP_PRECISION_FP16 || c->precision == NFP_PRECISION_FP8,
-                     "nfp_experts_run: precision is unknown");
-    NFP_CAPI_REQUIRE(c->type == NFP_F16 || c->type == NFP_BF16, "nfp_experts_run: type is unknown");
+    NFP_CAPI_REQUIRE(is_one_of(c->precision, 2), "nfp_experts_run: precision is unknown");
+    NFP_CAPI_REQUIRE(is_one_of(c->type, 2), "nfp_experts_run: type is unknown");
     NFP_CAPI_REQUIRE(c->x != nullptr && c->ids != nullptr && c->weights != nullptr && c->y != nullptr,
                      "nfp_experts_run: x, ids, weights or y is null");
+    NFP_CAPI_REQUIRE(aligned(c->x, 16) && aligned(c->y, 16), "nfp_experts_run: x and y must be 16-byte aligned");
     const size_t bytes = experts->scratch(c->rows, c->top).bytes;
     NFP_CAPI_REQUIRE(c->scratch != nullptr && aligned(c->scratch, 256) && c->scratch_bytes >= bytes,
                      "nfp_experts_run: {} bytes of scratch given, nfp_experts_scratch_bytes() are {}, 256-byte aligned",

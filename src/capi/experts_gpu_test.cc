@@ -1,5 +1,6 @@
 // A mixture's experts through the C interface, against float64. Needs a Hopper GPU; skips elsewhere.
 #include <cmath>
+#include <cstring>
 #include <fstream>
 #include <memory>
 #include <numeric>
@@ -333,6 +334,26 @@ TEST_F(CApiExperts, WrongArgumentsAreRefusedByName) {
   call.rows = 1;
   EXPECT_EQ(nfp_experts_run(made, &call, nullptr), NFP_USAGE);
   EXPECT_NE(std::string(nfp_last_error()).find("top"), std::string::npos);
+  call.top = 1;
+  const DeviceVector<uint8_t> memory(256);
+  call.ids = reinterpret_cast<const int32_t*>(memory.get());
+  call.weights = reinterpret_cast<const float*>(memory.get());
+  for (const auto& [x, y] : {std::pair{0, 2}, std::pair{8, 0}}) {
+    call.x = memory.get() + x;
+    call.y = memory.get() + y;
+    EXPECT_EQ(nfp_experts_run(made, &call, nullptr), NFP_USAGE);
+    EXPECT_NE(std::string(nfp_last_error()).find("x and y must be 16-byte aligned"), std::string::npos)
+        << nfp_last_error();
+  }
+  call.x = call.y = memory.get();
+  for (const auto& [field, name] :
+       {std::pair<void*, const char*>{&call.precision, "precision is unknown"}, {&call.type, "type is unknown"}}) {
+    const int wrong = 2, right = 0;
+    std::memcpy(field, &wrong, sizeof(wrong));
+    EXPECT_EQ(nfp_experts_run(made, &call, nullptr), NFP_USAGE);
+    EXPECT_NE(std::string(nfp_last_error()).find(name), std::string::npos) << nfp_last_error();
+    std::memcpy(field, &right, sizeof(right));
+  }
   EXPECT_EQ(nfp_experts_scratch_bytes(nullptr, 1, 1), 0u);
   EXPECT_GT(nfp_experts_scratch_bytes(made, 1, 2), 0u);
   EXPECT_EQ(nfp_experts_scratch_bytes(made, int64_t{1} << 62, 4), 0u);  // as many as no call takes

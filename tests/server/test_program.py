@@ -96,7 +96,7 @@ def test_a_stop_signal_while_step_times_are_measured(tmp_path):
     command = [os.environ["NFP_PROGRAM"], "serve", demo_model(), "--port", "0"]
     with subprocess.Popen(command, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)}, stderr=subprocess.PIPE,
                           text=True) as process:
-        assert any(line.startswith("weights ") for line in process.stderr)
+        assert any(line.startswith("step times are measured now") for line in process.stderr)
         process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=60)
         assert process.returncode == 0

@@ -389,6 +389,26 @@ def test_settings_are_there_when_the_page_is_loaded_again(browser, launch):
     complaints(browser, server)
 
 
+def test_what_is_written_from_the_right(browser, launch):
+    server = launch()
+    open_page(browser, server)
+    say(browser, "SAY:שלום `f(x)`, Hello")
+    assert last(browser) == "שלום f(x), Hello" or not browser.js("markdown !== null")
+    direction = "getComputedStyle([...document.querySelectorAll('.msg')].pop().querySelector('{}')).direction"
+    assert browser.js(direction.format(".text")) == "rtl"
+    if browser.js("markdown !== null"):
+        assert browser.js(direction.format("code")) == "ltr"
+    say(browser, "SAY:Hello, שלום")
+    assert browser.js(direction.format(".text")) == "ltr"
+    browser.js("document.getElementById('precision').value = 'compare'")
+    say(browser, "SAY:שלום, Hello")
+    assert browser.js(direction.format(".plain")) == "rtl"
+    assert browser.js("getComputedStyle([...document.querySelectorAll('.msg.user .body')].pop()).direction") == "ltr"  # begins with SAY
+    browser.call("Input.insertText", text="שלום")
+    assert browser.js("getComputedStyle(document.getElementById('input')).direction") == "rtl"
+    complaints(browser, server)
+
+
 def test_an_answer_goes_on_beside_other_conversations(browser, launch):
     server = launch("--step-us", 20000)
     open_page(browser, server)

@@ -11,6 +11,7 @@ function bubble(role, who) {
     el.append(child);
   }
   el.querySelector(".who").textContent = who;
+  el.querySelector(".body").dir = "auto";  // Arabic and Hebrew from the right
   return el;
 }
 
@@ -34,6 +35,7 @@ function thoughts() {
   const box = document.createElement("details"), label = document.createElement("summary"), body = document.createElement("div");
   label.textContent = "Thoughts";
   body.className = "thoughts";
+  body.dir = "auto";
   box.append(label, body);
   return box;
 }
@@ -44,6 +46,7 @@ function showAnswer(el, message) {
   if (message.pair) return showPair(el, message);
   const text = document.createElement("div");
   text.className = "text";
+  text.dir = "auto";
   showText(text, message.content);
   let box = body.querySelector(":scope > details");
   for (const child of [...body.children]) if (child !== box) child.remove();
@@ -83,6 +86,7 @@ function showPair(el, message) {
     const side = document.createElement("div"), title = document.createElement("h3"), text = document.createElement("div"), meta = document.createElement("div");
     title.textContent = one.precision === "exact" ? "FP16" : "FP8";
     text.className = "plain";
+    text.dir = "auto";
     meta.className = "meta";
     showMeta(meta, one.meta);
     side.append(title);

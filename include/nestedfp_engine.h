@@ -26,8 +26,8 @@ NFP_API void nfp_engine_free(char* text);
  * NFP_USAGE. Reads all weights. */
 NFP_API nfp_status nfp_engine_open(const char* model, const char* options, nfp_engine** engine);
 NFP_API void nfp_engine_close(nfp_engine* engine);
-/* {"model", "device", "vocab_size", "max_model_len", "weight_bytes", "load_s", "policy", "default_sampling_params"}. The
- * last are what the model's generation_config.json recommends: a request has them only where it says so itself. */
+/* {"model", "device", "vocab_size", "max_model_len", "weight_bytes", "load_s", "policy", "default_sampling_params"}.
+ * The last are what the model's generation_config.json recommends: a request has them only where it says so itself. */
 NFP_API nfp_status nfp_engine_info(nfp_engine* engine, char** info);
 
 /* Text -> {"ids": [...]}; ids (a JSON array) -> {"text"}, in which zeros may be. */

@@ -281,7 +281,7 @@ MaybeError parse_sampling(Fields& fields, const RequestLimits& limits, Generatio
   if (fields.find("seed") != nullptr) {
     int64_t seed = 0;
     NFP_API_TRY(fields.get("seed", INT64_MIN, INT64_MAX, &seed));
-    s.seed = static_cast<uint64_t>(seed);
+    if (seed != -1) s.seed = static_cast<uint64_t>(seed);  // -1 is vLLM's and llama.cpp's "none"
   }
   NFP_API_TRY(fields.get("min_tokens", 0, INT32_MAX, &s.min_tokens));
   NFP_API_TRY(fields.get("ignore_eos", &s.ignore_eos));

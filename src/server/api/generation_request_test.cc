@@ -73,6 +73,18 @@ TEST(GenerationRequest, ReadsEveryField) {
   EXPECT_EQ(r.precision, PrecisionClass::kExact);
 }
 
+TEST(GenerationRequest, ASeedOfMinusOneIsNone) {
+  for (const auto& [field, seed] : {std::pair<std::string, std::optional<uint64_t>>{R"("seed":-1)", std::nullopt},
+                                    {R"("seed":null)", std::nullopt},
+                                    {R"("seed":0)", 0},
+                                    {R"("seed":-2)", static_cast<uint64_t>(-2)}}) {
+    GenerationRequest r;
+    ASSERT_FALSE(
+        parse_chat(*parse_json(R"({"messages":[{"role":"user","content":"a"}],)" + field + "}"), RequestLimits(), &r));
+    EXPECT_EQ(r.sampling.seed, seed) << field;
+  }
+}
+
 TEST(GenerationRequest, UnknownFieldsAreIgnoredByNameUnlessStrict) {
   GenerationRequest r;
   ASSERT_FALSE(parse_chat(*parse_json(R"({"messages":[{"role":"user","content":"a","x":1}],"y":2,"temperature":0})"),

@@ -285,11 +285,10 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   Status failure_of(const Buffer& layer) const {
     if (failure_) return *failure_;  // stays: a device that failed once does not come back
     if (*layer.as<int32_t>() < 0) return ok_status();
-    return error(
-        ErrorCode::kUnsupported,
-        "layer {}: a query, key or value is beyond FP16's range (65504); run the model with --device cpu and "
-        "--dtype-kv f32",
-        *layer.as<int32_t>());
+    return error(ErrorCode::kUnsupported,
+                 "layer {}: a query, key or value is beyond FP16's range (65504); run the model with --device cpu and "
+                 "--dtype-kv f32",
+                 *layer.as<int32_t>());
   }
   Result<Buffer> adopt(cudaError_t status, void* data, size_t bytes, bool host);
   cuda::GemmInputCall norm_call(const RmsNormArgs& args) const;

@@ -26,7 +26,9 @@ def streamed(client, **request):
     for chunk in client.chat.completions.create(stream=True, **request):
         delta = chunk.choices[0].delta
         text += delta.content or ""
-        thoughts += (delta.model_extra or {}).get("reasoning_content") or ""
+        extra = delta.model_extra or {}
+        thoughts += extra.get("reasoning_content") or ""
+        assert extra.get("reasoning_content") == extra.get("reasoning")
         for c in delta.tool_calls or []:
             part = calls.setdefault(c.index, ["", ""])
             part[0] += c.function.name or ""
@@ -82,6 +84,7 @@ def test_thoughts(launch, tmp_path):
     answer = "<think> It is sunny there. </think> Sunny."
     message = client.chat.completions.create(**say(answer)).choices[0].message
     assert message.content == "Sunny." and message.model_extra["reasoning_content"] == "It is sunny there."
+    assert message.model_extra["reasoning"] == "It is sunny there."
     assert streamed(client, **say(answer))[:2] == ("Sunny.", "It is sunny there.")
     call = answer + '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
     assert streamed(client, **say(call, tools=TOOLS)) == ("Sunny.", "It is sunny there.", [("weather", "{}")])
@@ -89,7 +92,7 @@ def test_thoughts(launch, tmp_path):
     inside = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
     assert client.chat.completions.create(**say("Hm.<|im_end|>", **inside)).choices[0].message.model_extra["reasoning_content"] == "Hm."
     quiet = client.chat.completions.create(**say(answer, extra_body={"include_reasoning": False})).choices[0].message
-    assert quiet.content == "Sunny." and "reasoning_content" not in quiet.model_extra
+    assert quiet.content == "Sunny." and not {"reasoning_content", "reasoning"} & set(quiet.model_extra)
     # The other APIs have them too.
     r = client.responses.create(model="fake", input="SAY:" + answer, reasoning={"effort": "low"})
     assert [o.type for o in r.output] == ["reasoning", "message"] and r.output[0].content[0].text == "It is sunny there."

@@ -7,6 +7,14 @@
 namespace nfp::server {
 namespace {
 
+// By both names that clients look for: llama.cpp's and SGLang's, and vLLM's.
+void append_thoughts(std::string& out, std::string_view text) {
+  out += "\"reasoning_content\":";
+  append_string(out, text);
+  out += ",\"reasoning\":";
+  append_string(out, text);
+}
+
 void append_ids(std::string& out, std::span<const int32_t> ids) {
   out += '[';
   for (size_t i = 0; i < ids.size(); ++i) fmt::format_to(std::back_inserter(out), "{}{}", i > 0 ? "," : "", ids[i]);
@@ -151,8 +159,8 @@ void ResponseWriter::chunk_end(std::string& out, const Usage& usage) const {
 
 void ResponseWriter::reasoning_chunk(std::string& out, const Choice& choice, std::string_view text) const {
   chunk_head(out, choice.index);
-  out += "\"delta\":{\"reasoning_content\":";
-  append_string(out, text);
+  out += "\"delta\":{";
+  append_thoughts(out, text);
   out += "},\"logprobs\":null,\"finish_reason\":null}]";
   chunk_end(out, choice.usage);
 }
@@ -194,8 +202,8 @@ void ResponseWriter::append_chat_message(std::string& out, const Choice& choice)
   }
   out += ",\"refusal\":null";
   if (!reasoning.empty()) {
-    out += ",\"reasoning_content\":";
-    append_string(out, reasoning);
+    out += ',';
+    append_thoughts(out, reasoning);
   }
   if (!choice.calls.empty()) {
     out += ",\"tool_calls\":[";

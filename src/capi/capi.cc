@@ -46,9 +46,9 @@ nfp_status check_type(const char* what, const nfp_type& type) {
 
 }  // namespace
 
-nfp_status fail(nfp_status code, std::string message) {
-  std::replace(message.begin(), message.end(), '\n', ' ');  // one line, whatever a caller's text has in it
-  last_error = std::move(message);
+nfp_status fail(nfp_status code, std::string_view message) {
+  last_error = message;
+  std::replace(last_error.begin(), last_error.end(), '\n', ' ');  // one line, whatever a caller's text has in it
   return code;
 }
 

@@ -34,7 +34,7 @@ thread_local std::string engine_error;
 
 }  // namespace
 
-nfp_status fail(nfp_status code, std::string message) {
+nfp_status fail(nfp_status code, std::string_view message) {
   engine_error = naming_options(message);
   return code;
 }

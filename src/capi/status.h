@@ -7,6 +7,7 @@
 #include <exception>
 #include <new>
 #include <optional>
+#include <string_view>
 #include <type_traits>
 
 #include "base/result.h"
@@ -14,7 +15,7 @@
 
 namespace nfp::capi {
 
-nfp_status fail(nfp_status code, std::string message);
+nfp_status fail(nfp_status code, std::string_view message);
 inline nfp_status fail(const Error& error) {
   return fail(static_cast<nfp_status>(static_cast<int>(error.code) + 1), error.message);
 }

@@ -133,10 +133,10 @@ TEST_F(Source, TheCacheMayHoldShardsInFolders) {
   std::string map;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const std::string blob = fmt::format("{:040x}", i), shard = fmt::format("{}.safetensors", i);
-    testing::write_tensors(folder + "/blobs/" + blob, {tensors[i]});
+    testing::write_tensors(fmt::format("{}/blobs/{}", folder, blob), {tensors[i]});
     const bool inside = i % 2 == 0;
-    fs::create_symlink((inside ? "../../../blobs/" : "../../blobs/") + blob,
-                       snapshot + (inside ? "/weights/" : "/") + shard);
+    fs::create_symlink(fmt::format("{}../../blobs/{}", inside ? "../" : "", blob),
+                       fmt::format("{}/{}{}", snapshot, inside ? "weights/" : "", shard));
     map += fmt::format(R"({}"{}": "{}{}")", i > 0 ? "," : "", tensors[i].name, inside ? "weights/" : "", shard);
   }
   ASSERT_TRUE(write_file(folder + "/blobs/index", R"({"weight_map": {)" + map + "}}").ok());

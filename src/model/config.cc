@@ -138,6 +138,7 @@ class Fields {
       return {};
     }
     std::vector<bool> slides;
+    slides.reserve(static_cast<size_t>(layers));
     for (int32_t i = 0; i < layers; ++i) {
       slides.push_back(i + 1 < layers && letters[static_cast<size_t>(i) % letters.size()] == 'L');
     }

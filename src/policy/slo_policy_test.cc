@@ -94,6 +94,7 @@ TEST(SloPolicy, PlansForFp16WhereAllRequestsAreExact) {
 // Steps with FP8 and those of exact requests take turns, in which each gets its token in time.
 TEST(SloPolicy, LeavesExactRequestsTheirTurn) {
   std::vector<SequenceState> sequences;
+  sequences.reserve(9);
   for (int i = 0; i < 8; ++i) sequences.push_back(decoding(200, 0.03, 0.03));
   for (int i = 0; i < 2; ++i) sequences[static_cast<size_t>(i)].exact = true;
   sequences.push_back(prompt(1000, 0, 0.06));  // 63 ms in FP16
@@ -564,6 +565,7 @@ TEST(SloPolicy, ReservesGrowOnlyWhereFp8WouldHaveKeptWhatWasLost) {
 TEST(SloPolicy, AFirstBurstIsNotTakenForWhatFp8WouldHaveKept) {
   const auto policy = slo();
   std::vector<SequenceState> burst;
+  burst.reserve(200);
   for (int i = 0; i < 200; ++i) burst.push_back(prompt(1000, 0, 0.1));  // 32 ms in FP8
   policy->decide(state_of(burst, 0));
   burst.erase(burst.begin(), burst.begin() + 3);

@@ -197,9 +197,13 @@ TEST(ChatTemplate, FormatsWithPercent) {
           "{{ '%(a)s %(b)d' % {'a': 1, 'b': 2, 'c': 3} }} {{ '%s-%s' | format(1, [2]) }} {{ '%(x)s' | format(x=3) }}"),
       "1 2 1-[2] 3");
   EXPECT_EQ(rendered("{{ ('<%s>' | safe) % '<' }}{{ ('a' | safe) % nope }}"), "<&lt;>a");
+  // As int() and float() read them, of a safe string alone.
+  EXPECT_EQ(rendered("{{ ('%d %05.1f %i' | safe) % (' 12 ', '-3' | safe, '+5') }} {{ ('%f' | safe) % '1e3' }}"),
+            "12 -03.0 5 1000.000000");
   for (const char* source :
-       {"{{ '%s' % () }}", "{{ '%s' % (1, 2) }}", "{{ '%d' % 'a' }}", "{{ '%' % 1 }}", "{{ 'a' % 1 }}",
-        "{{ '%(a)s' % 1 }}", "{{ '%(a)s' % {} }}", "{{ '%999999999999d' % 1 }}"}) {
+       {"{{ ('%d' | safe) % '7.9' }}", "{{ ('%f' | safe) % 'x' }}", "{{ ('%d' | safe) % none }}", "{{ '%s' % () }}",
+        "{{ '%s' % (1, 2) }}", "{{ '%d' % 'a' }}", "{{ '%' % 1 }}", "{{ 'a' % 1 }}", "{{ '%(a)s' % 1 }}",
+        "{{ '%(a)s' % {} }}", "{{ '%999999999999d' % 1 }}"}) {
     EXPECT_NE(error_of(source), "") << source;
   }
 }

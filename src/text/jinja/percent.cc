@@ -108,10 +108,22 @@ class Formatter {
     if (kind == 's') return text(field, safe_ ? escaped(rt_, *value) : to_text(rt_, *value));
     if (kind == 'r') return text(field, safe_ ? escaped(rt_, rt_.string(repr(rt_, *value))) : repr(rt_, *value));
     if (value->undefined()) rt_.fail_undefined(*value);
-    if (!value->is_number()) {
-      rt_.fail("%{} format: a number is required, not {}", kind, type_name(*value));
+    const Value number = safe_ && value->is(Kind::kString) ? number_in(kind, value->text()) : *value;
+    if (!number.is_number()) {
+      rt_.fail("%{} format: a number is required, not {}", kind, type_name(number));
     }
-    kind == 'f' ? real(field, *value) : whole(field, *value);
+    kind == 'f' ? real(field, number) : whole(field, number);
+  }
+
+  // A safe string's arguments are objects that become numbers as float() and int() make them of a text.
+  Value number_in(char kind, std::string_view text) {
+    if (kind == 'f') {
+      if (const auto real = parse_float(rt_, text)) return Value::real(*real);
+    } else {
+      rt_.work(text.size());
+      if (const auto whole = parse_int(text)) return Value::integer(*whole);
+    }
+    rt_.fail("%{} format: '{}' is no number", kind, short_name(text));
   }
 
   void text(const Field& field, std::string text) {

@@ -788,7 +788,7 @@ TEST_F(ApiTest, WhatAllowedTokensAndBadWordsCannotBeIsNamed) {
   start();
   const auto param = [&](const std::string& fields) {
     const Json error = ask("/v1/completions", R"({"prompt":"x",)" + fields + "}", 400)["error"];
-    const std::string name = error["param"];
+    std::string name = error["param"];
     EXPECT_NE(error["message"].get<std::string>().find(name), std::string::npos) << dump(error);
     return name;
   };

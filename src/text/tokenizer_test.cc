@@ -518,6 +518,13 @@ TEST(TokenizerGguf, ByteLevelEqualsTheJsonFile) {
   EXPECT_TRUE((*llama)->adds_bos());
 }
 
+// The ids that end a generation; an error is a test's failure.
+Ids ends_of(const Gguf& gguf) {
+  const auto tokenizer = Tokenizer::from_gguf(gguf.vocab, "m.gguf");
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+  return tokenizer.ok() ? Ids((*tokenizer)->eog_ids().begin(), (*tokenizer)->eog_ids().end()) : Ids{};
+}
+
 // GLM 4 ends a tool call with it, which its GGUF files do not say.
 TEST(TokenizerGguf, AnObservationEndsATurn) {
   TokenizerJson json = byte_level_json();
@@ -525,9 +532,7 @@ TEST(TokenizerGguf, AnObservationEndsATurn) {
   Gguf gguf(json, "gpt2", "glm4");
   gguf.types[0] = gguf.types[1] = gguf.types[2] = 3;
   gguf.vocab.eos = 1;
-  const auto tokenizer = Tokenizer::from_gguf(gguf.vocab, "m.gguf");
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
-  EXPECT_EQ(Ids((*tokenizer)->eog_ids().begin(), (*tokenizer)->eog_ids().end()), (Ids{1, 2}));
+  EXPECT_EQ(ends_of(gguf), (Ids{1, 2}));
 }
 
 // As llama.cpp takes files of before it wrote the name.
@@ -540,9 +545,7 @@ TEST(TokenizerGguf, TheEndOfAMessageEndsATurn) {
   gguf.vocab.eos = 1;
   gguf.vocab.eot = 0;
   gguf.vocab.eom = 2;
-  const auto tokenizer = Tokenizer::from_gguf(gguf.vocab, "m.gguf");
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
-  EXPECT_EQ(Ids((*tokenizer)->eog_ids().begin(), (*tokenizer)->eog_ids().end()), (Ids{0, 1, 2}));
+  EXPECT_EQ(ends_of(gguf), (Ids{0, 1, 2}));
 }
 
 TEST(TokenizerGguf, TheEndOfATextEndsAnAnswerThatHasATurnsEnd) {
@@ -553,9 +556,7 @@ TEST(TokenizerGguf, TheEndOfATextEndsAnAnswerThatHasATurnsEnd) {
     Gguf gguf(json, "gpt2", "gpt-2");
     gguf.types[0] = gguf.types[1] = gguf.types[2] = 3;
     gguf.vocab.eos = 2;
-    const auto tokenizer = Tokenizer::from_gguf(gguf.vocab, "m.gguf");
-    ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
-    EXPECT_EQ(Ids((*tokenizer)->eog_ids().begin(), (*tokenizer)->eog_ids().end()), (Ids{1, 2})) << end;
+    EXPECT_EQ(ends_of(gguf), (Ids{1, 2})) << end;
   }
 }
 

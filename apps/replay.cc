@@ -186,6 +186,7 @@ Status play_server(const ReplayFlags& flags, const Trace& trace, const GoodputLi
     NFP_ASSIGN_OR_RETURN(ReplayOutcome outcome, play_over_http(part, http, drawn_by(bar, flags.http.url)));
     report.rows.push_back(summarize(outcome, "server", model ? &*model : nullptr, step_tokens, limits, kl));
     report.outcomes.push_back(std::move(outcome));
+    http.played += part.requests.size();  // the same prompts again would be in the server's prefix cache
   }
   return ok_status();
 }

@@ -138,7 +138,7 @@ class Player {
   }
 
   std::string body_of(size_t index, const TraceRequest& asked) const {
-    std::mt19937_64 random(options_.seed * 1000003 + index);
+    std::mt19937_64 random(options_.seed * 1000003 + options_.played + index);
     std::vector<int> prompt(static_cast<size_t>(asked.input));
     const int low = std::min(300, options_.vocab / 2);
     for (int& token : prompt) token = low + static_cast<int>(random() % static_cast<uint64_t>(options_.vocab - low));

@@ -20,6 +20,7 @@ struct HttpLoadOptions {
   std::string api_key;     // empty = none
   double timeout_s = 600;  // of one request
   uint64_t seed = 1;       // of the prompts' tokens
+  uint64_t played = 0;     // requests of this seed that the server has had: these get other prompts
   // Prompts are of token ids below this. The lowest are left out: they are often single bytes, and a model that goes on
   // in bytes has its tokens held back until they make a character, which looks as if they came late.
   int32_t vocab = 2000;

@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <initializer_list>
 #include <map>
+#include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -60,6 +62,10 @@ class StreamServer {
   StreamServer(const StreamServer&) = delete;
   StreamServer& operator=(const StreamServer&) = delete;
   std::string url() const { return listener_.url(); }
+  std::vector<std::string> prompts() const {
+    const std::scoped_lock lock(mutex_);
+    return prompts_;
+  }
 
  private:
   void serve() {
@@ -69,6 +75,9 @@ class StreamServer {
       const bool named = request.find("\r\nHost: " + url().substr(7) + "\r\n") != std::string::npos;
       if (request.starts_with("POST") && named) {
         answer = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + streams_[next_];
+        const size_t prompt = request.find("\"prompt\"");
+        const std::scoped_lock lock(mutex_);
+        prompts_.push_back(request.substr(prompt, request.find(']', prompt) - prompt));
         if (next_ + 1 < streams_.size()) ++next_;
       }
       for (size_t sent = 0; sent < answer.size();) {
@@ -97,6 +106,8 @@ class StreamServer {
   const std::vector<std::string> streams_;
   const Listener listener_;
   size_t next_ = 0;
+  mutable std::mutex mutex_;
+  std::vector<std::string> prompts_;
   std::thread thread_;
 };
 
@@ -219,6 +230,27 @@ TEST(HttpLoad, TellsOfPromptsThatThePrefixCacheHad) {
   for (const char* none : {R"({"cached_tokens":0})", "{}", "null"}) {
     EXPECT_EQ(said(none).find("cache"), std::string::npos) << none;
   }
+}
+
+TEST(HttpLoad, PromptsAreOfTheSeedAndOfTheRequestsBefore) {
+  Trace trace;
+  trace.requests = {{0, 40, 2}, {0, 40, 2}};
+  const auto prompts_of = [&trace](uint64_t seed, uint64_t played) {
+    const StreamServer server({std::string(kTwoTokens) + kDone});
+    HttpLoadOptions options;
+    options.url = server.url();
+    options.seed = seed;
+    options.played = played;
+    EXPECT_TRUE(play_over_http(trace, options, {}).ok());
+    const std::vector<std::string> prompts = server.prompts();
+    EXPECT_EQ(prompts.size(), 2);
+    return std::set<std::string>(prompts.begin(), prompts.end());
+  };
+  const std::set<std::string> first = prompts_of(1, 0);
+  EXPECT_EQ(first.size(), 2);
+  EXPECT_EQ(prompts_of(1, 0), first);
+  for (const std::string& prompt : prompts_of(1, 2)) EXPECT_FALSE(first.contains(prompt));
+  for (const std::string& prompt : prompts_of(2, 0)) EXPECT_FALSE(first.contains(prompt));
 }
 
 TEST(HttpLoad, ReadsTokensByLevelAndChanges) {

@@ -6,6 +6,8 @@ import os
 import random
 import re
 import shlex
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from program import Scratch, failure, main, run
 
@@ -143,6 +145,28 @@ class Replay(Scratch):
         self.assertEqual(idle(*simulated, "--as-served", "--slo-factor", "3"), ["--slo-factor"])
         self.assertEqual(idle(*simulated, "--policies", "fp16", "--find-rate", "--csv", self.path("none.csv")), ["--csv"])
         self.assertEqual(idle(*simulated, "--as-served", "--send-targets", "--slo-factor", "3", "--noise", "0.1", "--exact-decode"), [])
+
+    def test_each_rate_sends_prompts_that_the_server_has_not_had(self):
+        prompts = []
+
+        class Server(BaseHTTPRequestHandler):
+            def do_POST(self):
+                prompts.append(tuple(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]))
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b'data: {"choices": [{"index": 0, "text": "a"}]}\n\ndata: [DONE]\n\n')
+
+            def log_message(self, *_):
+                pass
+
+        with HTTPServer(("127.0.0.1", 0), Server) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            rows = [(0.1 * i, 50, 1) for i in range(9)]
+            run("replay", self.write("short.csv", azure(rows)), "--url", f"http://127.0.0.1:{server.server_port}", "--rate", "20", "40",
+                "--requests", "3")
+            server.shutdown()
+        self.assertEqual(len(prompts), 6)
+        self.assertEqual(len(set(prompts)), 6)
 
     def test_files_that_cannot_be_written_are_told_before_the_simulation(self):
         for flag in ("--json", "--csv", "--html"):

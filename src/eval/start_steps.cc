@@ -1,11 +1,13 @@
 #include "eval/start_steps.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <filesystem>
-#include <functional>
+#include <numeric>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "base/atomic_file.h"
 #include "base/log.h"
@@ -40,7 +42,7 @@ EngineConfig measured_engine(const LoadedModel& loaded, const StartStepsOptions&
 // Everything that a step's time, or which steps are measured, depends on and that may differ between two starts, after
 // how it is measured.
 std::string key_of(const LoadedModel& loaded, const EngineConfig& engine, const std::string& variant) {
-  return fmt::format("4|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", loaded.name, loaded.model->weight_bytes(),
+  return fmt::format("5|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", loaded.name, loaded.model->weight_bytes(),
                      loaded.backend->info().device, loaded.backend->info().threads, name_of(engine.kv_dtype),
                      name_of(engine.fp8), variant, engine.limits.max_sequences, engine.limits.max_step_tokens,
                      engine.max_context, engine.block_size);
@@ -53,6 +55,9 @@ struct Kind {
 };
 
 constexpr int32_t kSmallestChunk = 16;
+
+// In which order kinds are worth their time (start_steps_within).
+enum Rank : int { kEnds, kMiddles, kOthers };
 
 // What tells the model's terms apart: tokens alone, chunks behind long contexts, decoding sequences with short and long
 // ones, both together. Attention does not depend on the level, so only FP16 sees contexts.
@@ -83,9 +88,6 @@ bool goes_before(const StepTime& a, const StepTime& b) {
   return place(a) < place(b);
 }
 
-// In a round: short steps are more easily disturbed.
-int32_t runs_of(const StepTime& step) { return step.tokens() < 16 ? 3 : 1; }
-
 // How long measuring may take, and how many rounds that time is meant for. A CPU has other programs' work between; a
 // device has not, and is to be ready at once.
 struct Budget {
@@ -93,17 +95,30 @@ struct Budget {
   double seconds = 0;
   double rounds = 3.5;
   size_t least_rounds = 2, most_rounds = 7;
-  int32_t uncounted = 0;  // runs before those that count
+  int32_t short_runs = 3;                         // in a round, of steps of few tokens, which are easily disturbed
+  int32_t uncounted = 0, uncounted_as_graph = 0;  // runs before those that count, and more of them of decode steps
+  bool medians = true;                            // of a round's runs the median counts, else each of them
   Clock::time_point began = Clock::now();
   double elapsed() const { return std::chrono::duration<double>(Clock::now() - began).count(); }
+  int32_t runs(const StepTime& step) const { return step.tokens() < 16 ? short_runs : 1; }
+  int32_t all_runs(const StepTime& step) const {
+    return runs(step) + uncounted + (step.prefill_tokens == 0 ? uncounted_as_graph : 0);
+  }
 };
 
 Budget budget_of(const Backend& backend, double seconds) {
   if (!backend.memory()) return {.seconds = seconds};
-  return {.seconds = std::min(seconds, 1.5), .rounds = 2, .most_rounds = 2, .uncounted = 1};
+  return {.seconds = std::min(seconds, 1.5),
+          .rounds = 1,
+          .least_rounds = 1,
+          .most_rounds = 2,
+          .short_runs = 2,
+          .uncounted = 1,
+          .uncounted_as_graph = 2,
+          .medians = false};
 }
 
-// Of the kinds in `all` the first ones, as many as one round has time for in what is left of the budget.
+// Of the kinds in `all` those that one round has time for in what is left of the budget.
 Result<std::vector<Kind>> choose_kinds(StepProbe& probe, const Budget& budget, const std::vector<StepTime>& all) {
   // A step takes so long at the least, and a token of a long one so long: a device is as fast with 64 as with one.
   double least = 0, per_token = 0;
@@ -111,7 +126,7 @@ Result<std::vector<Kind>> choose_kinds(StepProbe& probe, const Budget& budget, c
   const auto time = [&](int32_t tokens) -> Status {
     const StepTime known = {0, std::min(tokens, most)};
     double fastest = 0;
-    for (int i = 0; i < 2; ++i) {  // the first run warms up
+    for (int i = 0; i < (budget.uncounted > 0 ? 1 : 2); ++i) {  // the first run warms up
       NFP_ASSIGN_OR_RETURN(const auto seconds, probe.run(known, {Precision::kFp16}, 1));
       fastest = i == 0 ? seconds.front() : std::min(fastest, seconds.front());
     }
@@ -122,13 +137,13 @@ Result<std::vector<Kind>> choose_kinds(StepProbe& probe, const Budget& budget, c
   for (const int32_t tokens : {1, 64}) NFP_RETURN_IF_ERROR(time(tokens));
   constexpr double kShort = 0.02;
   if (64 * per_token < kShort && probe.fits({0, std::min(1024, most)})) NFP_RETURN_IF_ERROR(time(1024));
-  const double left = budget.seconds - budget.elapsed();
-  double sum = 0;
+  // FP8 counts as if it took as long as FP16.
+  const auto seconds_of = [&](const StepTime& step) {
+    return std::max(least, per_token * step.tokens()) * budget.all_runs(step);
+  };
   std::vector<Kind> kinds;
-  for (const StepTime& step : all) {
-    sum += std::max(least, per_token * step.tokens()) * (runs_of(step) + budget.uncounted);
-    // What FP16 has, FP8 has too.
-    if (sum > left / budget.rounds && kinds.size() >= 8 && step.level == 0) break;
+  for (const StepTime& step :
+       start_steps_within(all, seconds_of, (budget.seconds - budget.elapsed()) / budget.rounds)) {
     kinds.push_back({step});
   }
   return kinds;
@@ -164,8 +179,12 @@ Result<StepTable> measure(LoadedModel& loaded, const EngineConfig& engine, doubl
       const double before = budget.elapsed();
       for (Kind& kind : kinds) {
         NFP_ASSIGN_OR_RETURN(const auto seconds,
-                             probe->run(kind.step, table.levels[kind.step.level], runs_of(kind.step)));
-        kind.seconds.push_back(median(seconds));
+                             probe->run(kind.step, table.levels[kind.step.level], budget.runs(kind.step)));
+        if (budget.medians) {
+          kind.seconds.push_back(median(seconds));
+        } else {
+          kind.seconds.insert(kind.seconds.end(), seconds.begin(), seconds.end());
+        }
       }
       round_s = budget.elapsed() - before;
     }
@@ -232,6 +251,64 @@ std::vector<StepTime> start_step_kinds(const EngineConfig& engine) {
   // In a short context middle, half and far are the same for some.
   steps.erase(std::unique(steps.begin(), steps.end()), steps.end());
   return steps;
+}
+
+std::vector<StepTime> start_steps_within(std::span<const StepTime> kinds,
+                                         const std::function<double(const StepTime&)>& seconds_of, double seconds) {
+  constexpr size_t kLeast = 8;
+  constexpr double kMostOfAll = 1.0 / 3;  // that one kind may take
+  // A kind at both levels, or in FP16 alone.
+  struct Group {
+    size_t first = 0, count = 0;
+    double seconds = 0;
+    int rank = kOthers;
+  };
+  std::vector<Group> groups;
+  std::array<std::vector<size_t>, 5> families;  // of those that have time, the shortest first
+  for (size_t i = 0; i < kinds.size();) {
+    const StepTime& step = kinds[i];
+    Group group = {.first = i, .count = i + 1 < kinds.size() && kinds[i + 1].level > 0 ? 2u : 1u};
+    for (size_t k = 0; k < group.count; ++k) group.seconds += seconds_of(kinds[i + k]);
+    i += group.count;
+    groups.push_back(group);
+    if (group.seconds > kMostOfAll * seconds) continue;
+    const bool decodes = step.decode_sequences > 0, both = decodes && step.prefill_tokens > 0;
+    families[both ? 4 : (group.count == 2 ? 0 : 2) + (decodes ? 1 : 0)].push_back(groups.size() - 1);
+  }
+  for (size_t f = 0; f < families.size(); ++f) {
+    const std::vector<size_t>& family = families[f];
+    if (family.empty()) continue;
+    if (f < 2) {
+      groups[family[(family.size() - 1) / 2]].rank = kMiddles;
+      groups[family.front()].rank = kEnds;
+    }
+    groups[family.back()].rank = f < 2 ? kEnds : kMiddles;
+  }
+  std::vector<size_t> order(groups.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return std::pair(groups[a].rank, groups[a].seconds) < std::pair(groups[b].rank, groups[b].seconds);
+  });
+  std::vector<bool> taken(groups.size());
+  size_t count = 0;
+  double sum = 0;
+  const auto take = [&](size_t group) {
+    taken[group] = true;
+    sum += groups[group].seconds;
+    count += groups[group].count;
+  };
+  for (const size_t group : order) {
+    if (groups[group].seconds <= kMostOfAll * seconds && sum + groups[group].seconds <= seconds) take(group);
+  }
+  for (size_t group = 0; group < groups.size() && count < kLeast; ++group) {
+    if (!taken[group]) take(group);
+  }
+  std::vector<StepTime> chosen;
+  for (size_t group = 0; group < groups.size(); ++group) {
+    if (!taken[group]) continue;
+    for (size_t k = 0; k < groups[group].count; ++k) chosen.push_back(kinds[groups[group].first + k]);
+  }
+  return chosen;
 }
 
 Result<StartSteps> start_step_times(LoadedModel& loaded, const StartStepsOptions& options) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,13 @@ struct StartSteps {
 // once, no more tokens than the limits of `engine` allow, and at least two at each of the levels 0 (FP16) and 1,
 // without which nothing can be predicted. All limits must be set.
 std::vector<StepTime> start_step_kinds(const EngineConfig& engine);
+
+// Of `kinds`, ordered as start_step_kinds() has them, those that there is time for: together `seconds`, by what each
+// takes, and none a third of it with its other level. First the shortest and the longest chunk and decode step, between
+// and beyond which others are predicted; then one in the middle, and what tells attention and mixed steps; then the
+// rest. Kinds stay in order and with their other level. Eight are always taken, the first ones where time is short.
+std::vector<StepTime> start_steps_within(std::span<const StepTime> kinds,
+                                         const std::function<double(const StepTime&)>& seconds_of, double seconds);
 
 Result<StartSteps> start_step_times(LoadedModel& loaded, const StartStepsOptions& options);
 

@@ -261,6 +261,12 @@ Status fill_sentencepiece(const GgufVocab& vocab, Vocabulary vocabulary, Tokeniz
   return ok_status();
 }
 
+// Behind what was asked for in the middle of a text come the padding, the next file or the next repository of what the
+// model was trained on. llama.cpp ends an answer there.
+constexpr std::string_view kFimEnds[] = {"<|fim_pad|>",   "<fim-pad>",         "<fim_pad>", "<|fim_repo|>",
+                                         "<|repo_name|>", "<fim-repo>",        "<REPO>",    "<reponame>",
+                                         "<|file_sep|>",  "<|file_separator|>"};
+
 Result<TokenizerSpec> read_gguf(const GgufVocab& vocab) {
   NFP_RETURN_IF_ERROR(check(vocab));
   TokenizerSpec spec;
@@ -290,6 +296,9 @@ Result<TokenizerSpec> read_gguf(const GgufVocab& vocab) {
     if (end != Vocabulary::kNone) spec.special.eog.push_back(end);
   }
   add_known_eog(spec.added, spec.special.eog);
+  for (const std::string_view name : kFimEnds) {
+    if (const AddedToken* token = spec.added.find(name)) spec.special.eog.push_back(token->id);
+  }
   return spec;
 }
 

@@ -548,6 +548,19 @@ TEST(TokenizerGguf, TheEndOfAMessageEndsATurn) {
   EXPECT_EQ(ends_of(gguf), (Ids{0, 1, 2}));
 }
 
+// Qwen2.5-Coder's files name none of them.
+TEST(TokenizerGguf, WhatFollowsAMiddleThatIsFilledInEndsIt) {
+  TokenizerJson json = byte_level_json();
+  json.tokens[0] = "<|fim_pad|>";
+  json.tokens[2] = "<|file_sep|>";
+  json.tokens[3] = "<|fim_middle|>";
+  Gguf gguf(json, "gpt2", "qwen2");
+  gguf.types[0] = gguf.types[2] = gguf.types[3] = 4;
+  gguf.types[1] = 3;
+  gguf.vocab.eos = 1;
+  EXPECT_EQ(ends_of(gguf), (Ids{0, 1, 2}));
+}
+
 TEST(TokenizerGguf, TheEndOfATextEndsAnAnswerThatHasATurnsEnd) {
   for (const char* end : {"</s>", "<eos>"}) {
     TokenizerJson json = byte_level_json();

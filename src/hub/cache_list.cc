@@ -65,13 +65,11 @@ struct GgufFiles {
 std::vector<GgufFiles> gguf_models(const fs::path& snapshot, const std::vector<std::string>& files) {
   std::vector<GgufFiles> out;
   for (const std::string& file : files) {
-    if (!file.ends_with(".gguf") || fs::path(file).filename() == kTokenizerGguf) continue;
-    const uint64_t bytes = size_of_file(snapshot / file);
     const auto part = parse_gguf_part(file);
-    if (!part || part->number == 1) {
-      out.push_back({file, bytes});
-    } else if (!out.empty() && out.back().first == gguf_part_path(part->prefix, 1, part->count)) {
-      out.back().bytes += bytes;
+    if (names_gguf_model(file)) {
+      out.push_back({file, size_of_file(snapshot / file)});
+    } else if (part && !out.empty() && out.back().first == gguf_part_path(part->prefix, 1, part->count)) {
+      out.back().bytes += size_of_file(snapshot / file);
     }
   }
   return out;

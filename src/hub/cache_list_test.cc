@@ -29,6 +29,9 @@ TEST_F(CacheListTest, ModelsByTheNamesThatOpenThem) {
   put("models--b--gguf/snapshots/c/q4-00002-of-00002.gguf", "1234");
   put("models--b--name/refs/main", "c");
   put("models--b--name/snapshots/c/art-of-war.gguf", "123");
+  put("models--b--with-images/refs/main", "c");
+  put("models--b--with-images/snapshots/c/m.gguf", "123");
+  put("models--b--with-images/snapshots/c/mmproj-m-F16.gguf", "1");
   put("models--c--several/refs/main", "c");
   put("models--c--several/snapshots/c/a.gguf", "1");
   put("models--c--several/snapshots/c/sub/b.gguf", "12");
@@ -46,6 +49,7 @@ TEST_F(CacheListTest, ModelsByTheNamesThatOpenThem) {
             "a/plain@v2 2\n"
             "b/gguf 7\n"
             "b/name 3\n"
+            "b/with-images 3\n"
             "c/pinned@c3 4\n"
             "c/several:a.gguf 1\n"
             "c/several:sub/b.gguf 2\n");

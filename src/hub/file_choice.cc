@@ -66,9 +66,7 @@ Status add_safetensors(const HubModel& model, const HubName& name, const ReadFil
 Result<std::vector<HubFile>> gguf_files(const HubModel& model, const HubName& name) {
   std::vector<HubFile> all, out;
   for (const HubFile& file : model.files) {
-    if (file.path.ends_with(".gguf") && file.path != kTokenizerGguf && !is_later_gguf_part(file.path)) {
-      all.push_back(file);
-    }
+    if (names_gguf_model(file.path)) all.push_back(file);
   }
   std::string list;
   for (const HubFile& file : all) {

@@ -159,6 +159,10 @@ TEST(FileChoice, NestedCheckpointsHaveTheirLowerBytesElsewhere) {
 
 TEST(FileChoice, GgufFiles) {
   EXPECT_EQ(chosen(repository({"README.md", "only.gguf"}), ""), "| only.gguf");
+  // The part for images is no model of text.
+  const HubModel images = repository({"mmproj-F16.gguf", "only.gguf", "sub/only.mmproj-Q8_0.gguf"});
+  EXPECT_EQ(chosen(images, ""), "| only.gguf");
+  EXPECT_EQ(chosen(images, "mmproj-F16.gguf"), "| mmproj-F16.gguf");
   const HubModel several =
       repository({"q4.gguf", "q8-00001-of-00002.gguf", "q8-00002-of-00002.gguf", "q9-00002-of-00002.gguf"});
   EXPECT_EQ(

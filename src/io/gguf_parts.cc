@@ -4,6 +4,8 @@
 
 #include <charconv>
 
+#include "io/gguf_tokenizer.h"
+
 namespace nfp {
 namespace {
 
@@ -33,9 +35,15 @@ std::string gguf_part_path(std::string_view prefix, int64_t number, int64_t coun
   return fmt::format("{}-{:05}-of-{:05}.gguf", prefix, number, count);
 }
 
-bool is_later_gguf_part(std::string_view path) {
+bool names_gguf_projector(std::string_view path) {
+  return path.ends_with(".gguf") && path.substr(path.rfind('/') + 1).find("mmproj") != std::string_view::npos;
+}
+
+bool names_gguf_model(std::string_view path) {
+  if (!path.ends_with(".gguf") || names_gguf_projector(path)) return false;
+  if (path.substr(path.rfind('/') + 1) == kTokenizerGguf) return false;
   const auto part = parse_gguf_part(path);
-  return part && part->number > 1;
+  return !part || part->number == 1;
 }
 
 }  // namespace nfp

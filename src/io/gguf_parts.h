@@ -1,4 +1,5 @@
-// GGUF models that are split over several files: PREFIX-00001-of-00003.gguf and so on.
+// What a GGUF file's name says: parts of a model that is split over several (PREFIX-00001-of-00003.gguf and so on), and
+// files that are no model.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,11 @@ std::optional<GgufPart> parse_gguf_part(std::string_view path);
 
 std::string gguf_part_path(std::string_view prefix, int64_t number, int64_t count);
 
-// Whether it is a part, and not the first, which is the one that stands for the model.
-bool is_later_gguf_part(std::string_view path);
+// A GGUF file with the part for images and sound of a multimodal model, which stands beside that.
+bool names_gguf_projector(std::string_view path);
+
+// Whether a path among others is one to choose a model by: a GGUF file that is no later part of one, no projector and
+// not tokenizer.gguf.
+bool names_gguf_model(std::string_view path);
 
 }  // namespace nfp

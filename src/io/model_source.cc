@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/float_types.h"
+#include "base/log.h"
 #include "base/mapped_file.h"
 #include "io/gguf_parts.h"
 #include "io/gguf_tokenizer.h"
@@ -61,19 +62,21 @@ Status narrow_rows(const ModelSource& source, const TensorInfo& tensor, int64_t 
 // A directory without weights of its own may hold a GGUF file, as GGUF repositories do, some beside a config.json.
 Result<std::string> gguf_inside(const std::string& path) {
   std::vector<std::string> found;
+  std::string projector;
   std::error_code code;
   fs::directory_iterator place(path, code), end;
   for (; !code && place != end; place.increment(code)) {
     const std::string name = place->path().filename().string();
-    if (name.ends_with(".gguf") && name != kTokenizerGguf && !is_later_gguf_part(name)) {
-      found.push_back(place->path().string());
-    }
+    if (names_gguf_model(name)) found.push_back(place->path().string());
+    if (names_gguf_projector(name)) projector = name;
   }
   if (found.size() > 1) {
     return error(ErrorCode::kUsage, "{}: holds {} GGUF files; name one of them (for org/name: org/name:FILE)", path,
                  found.size());
   }
-  return found.empty() ? std::string() : found[0];
+  if (found.empty()) return std::string();
+  if (!projector.empty()) log::warn("{}: {} is not used: the model is read as a text model", path, projector);
+  return found[0];
 }
 
 // The error where there is no config.json, or what lies in its place.

@@ -265,6 +265,11 @@ TEST_F(Source, ADirectoryMayHoldAGgufFile) {
   auto source = ModelSource::open(dir_);
   ASSERT_TRUE(source.ok()) << source.error().message;
   EXPECT_EQ((*source)->kind(), SourceKind::kGguf);
+  // That for images, of a multimodal model, is not asked about.
+  ASSERT_TRUE(write_file(path("mmproj-a-F16.gguf"), "x").ok());
+  source = ModelSource::open(dir_);
+  ASSERT_TRUE(source.ok()) << source.error().message;
+  EXPECT_EQ((*source)->path(), path("a.gguf"));
   ASSERT_TRUE(write_file(path("b.gguf"), testing::tiny_gguf()).ok());
   EXPECT_NE(failure(dir_).find("2 GGUF files"), std::string::npos);
 }

@@ -28,6 +28,7 @@ server::ServedModel::Facts facts_of(const LoadedModel& loaded, const ServeFlags&
   facts.names = flags.names.empty() ? std::vector<std::string>{flags.model} : flags.names;
   facts.root = flags.model;
   facts.tokenizer = loaded.tokenizer;
+  facts.has_head = loaded.config.has_head;
   facts.chat_template = loaded.chat_template;
   facts.chat_template_json = loaded.chat_template_json;
   return facts;
@@ -63,6 +64,7 @@ void print_start(const LoadedModel& loaded, const EngineConfig& made, int32_t ma
       "batches    up to {} requests and {} tokens a step\n"
       "precision  {}; FP8 steps compute as {}\n"
       "sampling   {}\n"
+      "{}"
       "grammars   {}\n"
       "started    weights {:.2f} s, step times {:.2f} s, KV cache and engine {:.2f} s\n"
       "ready      {}  (API at {}/v1)\n",
@@ -73,6 +75,7 @@ void print_start(const LoadedModel& loaded, const EngineConfig& made, int32_t ma
       made.limits.max_sequences, made.limits.max_step_tokens, policy,
       name_of(computed_precision(*loaded.backend, made.fp8)),
       facts.sampling.empty() ? "temperature 1 where a request does not say" : facts.sampling.text(),
+      loaded.config.has_head ? "" : "answers    /v1/embeddings alone: the model has no head, so it makes no text\n",
       server::grammars_available() ? "xgrammar" : "not built", took.weights, took.step_times, took.engine, url, url);
 }
 
@@ -117,6 +120,7 @@ Status run(ServeFlags& flags) {
     ProgressBar bar;
     flags.load.progress = bar.callback();
     flags.load.needs_tokenizer = true;
+    flags.load.may_lack_head = true;
     flags.load.context = flags.engine.max_context;
     flags.load.context_flag = "--max-model-len";
     flags.load.before_weights = [&](const LoadedModel& opened) -> Status {

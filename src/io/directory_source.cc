@@ -37,13 +37,15 @@ class OtherParts {
   std::map<std::string, std::pair<int64_t, uint64_t>> parts_;
 };
 
+bool has_entry(const std::vector<const SafetensorsEntry*>& entries, std::string_view name) {
+  return std::any_of(entries.begin(), entries.end(), [&](const auto* entry) { return entry->name == name; });
+}
+
 // As files have it that were saved from a model without its head, such as those of embeddings: "layers.0.x.weight" in
 // place of "model.layers.0.x.weight". transformers reads both.
 bool names_lack_model(const std::vector<const SafetensorsEntry*>& entries) {
   const auto is_model = [](const SafetensorsEntry* entry) { return entry->name.starts_with("model."); };
-  const auto is_embedding = [](const SafetensorsEntry* entry) { return entry->name == "embed_tokens.weight"; };
-  return std::none_of(entries.begin(), entries.end(), is_model) &&
-         std::any_of(entries.begin(), entries.end(), is_embedding);
+  return std::none_of(entries.begin(), entries.end(), is_model) && has_entry(entries, "embed_tokens.weight");
 }
 
 class DirectorySource final : public ModelSource {
@@ -64,6 +66,10 @@ class DirectorySource final : public ModelSource {
     }
     OtherParts others;
     const bool headless = names_lack_model(shards_.entries());
+    if (headless && !multimodal && !has_entry(shards_.entries(), "lm_head.weight")) {
+      NFP_ASSIGN_OR_RETURN(auto config, headless_config(config_json_, file));
+      if (config) config_json_ = std::move(*config);
+    }
     for (const SafetensorsEntry* entry : shards_.entries()) {
       const auto name = multimodal                                         ? text_model_tensor(entry->name)
                         : headless && !entry->name.starts_with("lm_head.") ? std::optional("model." + entry->name)

@@ -228,12 +228,21 @@ std::vector<std::string> Family::names(GemmType type, int32_t index, Block block
   return found;
 }
 
+std::string Family::headless_architecture() const {
+  // Gemma 3's text model has a model_type, and so a class, apart from that of the model with images.
+  return fmt::format("{}{}", architecture.substr(0, architecture.find("ForCausalLM")),
+                     model_type.ends_with("_text") ? "TextModel" : "Model");
+}
+
 std::span<const Family> families() { return kFamilies; }
 
-Result<const Family*> find_family(std::string_view architecture, std::string_view model_type) {
+Result<FoundFamily> find_family(std::string_view architecture, std::string_view model_type) {
   std::string known;
   for (const Family& family : kFamilies) {
-    if (architecture.empty() ? model_type == family.model_type : architecture == family.architecture) return &family;
+    if (architecture.empty() ? model_type == family.model_type : architecture == family.architecture) {
+      return FoundFamily{&family, true};
+    }
+    if (architecture == family.headless_architecture()) return FoundFamily{&family, false};
     known += fmt::format("{}{}", known.empty() ? "" : ", ", family.architecture);
   }
   for (const Refusal& refusal : kRefusals) {

@@ -141,6 +141,8 @@ struct Family {
   std::vector<std::string> names(GemmType type, int32_t layer, Block block = Block::kDense,
                                  int32_t expert = 0) const;  // not of the head
   bool has(TensorRole role) const;
+  // The class of these models without a head, of which embeddings are made: "LlamaModel".
+  std::string headless_architecture() const;
 };
 
 inline constexpr std::string_view kEmbeddingName = "model.embed_tokens";
@@ -149,8 +151,14 @@ inline constexpr std::string_view kHeadName = "lm_head";
 
 std::span<const Family> families();
 
-// By `architecture`, or by `model_type` where that is empty. Errors name the field and what is supported.
-Result<const Family*> find_family(std::string_view architecture, std::string_view model_type);
+struct FoundFamily {
+  const Family* family = nullptr;
+  bool has_head = true;
+};
+
+// By `architecture`, with a head or without, or by `model_type` where that is empty. Errors name the field and what is
+// supported.
+Result<FoundFamily> find_family(std::string_view architecture, std::string_view model_type);
 
 // Of a tensor by its Hugging Face name; nothing for those that are not the matrix of a linear layer.
 std::optional<GemmType> gemm_type(std::string_view tensor);

@@ -81,6 +81,37 @@ TEST_F(Source, NamesMayLackModel) {
   EXPECT_TRUE((*source)->has("norm.weight"));
 }
 
+TEST_F(Source, FilesWithoutAHeadOfItsOwnAreOfAModelWithoutOne) {
+  auto tensors = tiny_model(DType::kF16);
+  for (auto& tensor : tensors) {
+    if (tensor.name.starts_with("model.")) tensor.name.erase(0, 6);
+  }
+  write_model(path("m"), tensors);
+  auto config = nlohmann::json::parse(testing::kTinyConfig);
+  const auto architecture = [&](std::string_view folder) {
+    const auto source = ModelSource::open(path(std::string(folder)));
+    EXPECT_TRUE(source.ok()) << source.error().message;
+    return nlohmann::json::parse((*source)->config_json())["architectures"].dump();
+  };
+  EXPECT_EQ(architecture("m"), R"(["LlamaForCausalLM"])");  // the embedding is the head
+  config["tie_word_embeddings"] = false;
+  ASSERT_TRUE(write_file(path("m/config.json"), config.dump()).ok());
+  EXPECT_EQ(architecture("m"), R"(["LlamaModel"])");
+  config.erase("architectures");
+  ASSERT_TRUE(write_file(path("m/config.json"), config.dump()).ok());
+  EXPECT_EQ(architecture("m"), R"(["LlamaModel"])");
+  for (const char* odd : {R"({"architectures": [7], "tie_word_embeddings": false})", R"({"tie_word_embeddings": 1})",
+                          R"({"architectures": "x", "model_type": [], "tie_word_embeddings": false})"}) {
+    ASSERT_TRUE(write_file(path("m/config.json"), odd).ok());
+    EXPECT_TRUE(ModelSource::open(path("m")).ok()) << odd;
+  }
+  tensors.push_back(random_tensor("lm_head.weight", DType::kF16, {50, 32}, 99));
+  write_model(path("m"), tensors);
+  config["architectures"] = {"LlamaForCausalLM"};
+  ASSERT_TRUE(write_file(path("m/config.json"), config.dump()).ok());
+  EXPECT_EQ(architecture("m"), R"(["LlamaForCausalLM"])");
+}
+
 TEST_F(Source, WeightsThatAreNotFloatsAreRefusedByName) {
   auto tensors = tiny_model(DType::kF16);
   tensors[2].dtype = DType::kI16;

@@ -126,9 +126,9 @@ Result<std::shared_ptr<const ModelSource>> split_fused(std::shared_ptr<const Mod
   const auto family = find_family("", model_type_of(*config));
   const auto names = find_family("LlamaForCausalLM", "");
   if (!family.ok() || !names.ok()) return source;
-  if (!(*family)->has(TensorRole::kQueryKeyValue) && !(*family)->has(TensorRole::kGateUp)) return source;
+  if (!family->family->has(TensorRole::kQueryKeyValue) && !family->family->has(TensorRole::kGateUp)) return source;
   auto split = std::make_shared<SplitSource>(std::move(source));
-  NFP_RETURN_IF_ERROR(split->open(**family, **names, head_rows(*config)));
+  NFP_RETURN_IF_ERROR(split->open(*family->family, *names->family, head_rows(*config)));
   return std::shared_ptr<const ModelSource>(std::move(split));
 }
 

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "io/family.h"
 #include "io/model_json.h"
 
 namespace nfp {
@@ -50,6 +51,20 @@ Result<std::optional<std::string>> text_model_config(std::string_view config_jso
     if (root.contains(field) && !config.contains(field)) config[field] = root[field];
   }
   return std::optional(dump_model_json(std::move(config)));
+}
+
+Result<std::optional<std::string>> headless_config(std::string_view config_json, const std::string& name) {
+  using Json = nlohmann::ordered_json;
+  NFP_ASSIGN_OR_RETURN(auto root, parse_model_json<Json>(config_json, name));
+  const auto text = [&](const Json& value) { return value.is_string() ? value.get<std::string>() : std::string(); };
+  const auto architectures = root.find("architectures");
+  const bool named = architectures != root.end() && architectures->is_array() && !architectures->empty();
+  const auto found = find_family(named ? text(architectures->front()) : "", text(root.value("model_type", Json())));
+  if (!found.ok() || !found->has_head || root.value("tie_word_embeddings", Json()) != false) {
+    return std::optional<std::string>();
+  }
+  root["architectures"] = {found->family->headless_architecture()};
+  return std::optional(dump_model_json(std::move(root)));
 }
 
 std::optional<std::string> text_model_tensor(std::string_view name) {

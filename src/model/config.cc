@@ -359,7 +359,7 @@ void read_sizes(Fields& fields, const FamilyDefaults& defaults, ModelConfig& con
   config.vocab = fields.integer("vocab_size", given(defaults.vocab), 1, 1 << 24);
   config.max_context = fields.integer("max_position_embeddings", defaults.max_context, 1, 1 << 30);
   config.norm_eps = fields.number("rms_norm_eps", defaults.norm_eps, 0.0, 1.0);
-  config.tied_embeddings = fields.boolean("tie_word_embeddings", defaults.tied_embeddings);
+  config.tied_embeddings = fields.boolean("tie_word_embeddings", defaults.tied_embeddings) || !config.has_head;
   if (fields.status().ok() && config.head_dim == 0) {
     fields.fail("num_attention_heads",
                 fmt::format("is {}, which does not divide hidden_size {}; give head_dim", config.heads, config.hidden));
@@ -396,8 +396,10 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& name)
   }
   const auto family = find_family(config.architecture, config.model_type);
   if (!family.ok()) return error(family.error().code, "{}: {}", name, family.error().message);
-  config.family = *family;
-  config.architecture = config.family->architecture;
+  config.family = family->family;
+  config.has_head = family->has_head;
+  config.architecture =
+      config.has_head ? std::string(config.family->architecture) : config.family->headless_architecture();
   config.norm_offset = config.family->norm_offset;
   if (const auto fp8 = find_fp8_scheme(text, name); !fp8.ok()) return fp8.error();
   const FamilyRules& rules = rules_of(config.family->id);

@@ -51,7 +51,7 @@ struct Experts {
 
 struct ModelConfig {
   const Family* family = nullptr;
-  std::string architecture;  // "LlamaForCausalLM"
+  std::string architecture;  // "LlamaForCausalLM", or without a head "LlamaModel"
   std::string model_type;    // "llama"
   int32_t hidden = 0;        // features of the residual stream
   int32_t layers = 0;
@@ -73,7 +73,8 @@ struct ModelConfig {
   float logit_scale = 1.0f;      // of logits
   float logit_cap = 0.0f;        // of logits; 0 = none
   std::vector<int32_t> windows;  // [layers] sliding-window attention: keys seen by a token; 0 = all
-  bool tied_embeddings = false;
+  bool has_head = true;          // false: hidden states are all that is wanted of it
+  bool tied_embeddings = false;  // no head of its own: the embedding multiplies in its place
   bool qkv_bias = false;
   bool output_bias = false;  // of o_proj
   bool mlp_bias = false;

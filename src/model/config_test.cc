@@ -6,6 +6,7 @@
 #include <cmath>
 #include <tuple>
 
+#include "model/plan.h"
 #include "model/rope.h"
 
 namespace nfp {
@@ -38,6 +39,32 @@ TEST(Config, ReadsLlamaAndFillsDefaults) {
   EXPECT_FALSE(config->tied_embeddings);
   EXPECT_EQ(config->eos_ids, std::vector<int32_t>{2});
   EXPECT_EQ(config->rope.scaling.kind, RopeScaling::Kind::kNone);
+}
+
+TEST(Config, AModelMayHaveNoHead) {
+  Json json = good();
+  EXPECT_TRUE(parse(json)->has_head);
+  json["architectures"] = {"LlamaModel"};
+  const auto config = parse(json);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  EXPECT_FALSE(config->has_head);
+  EXPECT_TRUE(config->tied_embeddings);
+  EXPECT_EQ(config->architecture, "LlamaModel");
+  EXPECT_EQ(config->family->architecture, "LlamaForCausalLM");
+  const ModelPlan plan = plan_model(*config);
+  EXPECT_EQ(plan.head, 0u);
+  EXPECT_EQ(plan.step_fp16_bytes, 2 * plan.linear);
+  for (const auto& [architecture, has_head] : {std::pair{"Gemma3TextModel", false},
+                                               {"Gemma2Model", false},
+                                               {"MistralModel", false},
+                                               {"Qwen2Model", false},
+                                               {"Qwen3Model", false},
+                                               {"Qwen3ForCausalLM", true}}) {
+    const auto found = find_family(architecture, "");
+    ASSERT_TRUE(found.ok()) << architecture;
+    EXPECT_EQ(found->has_head, has_head) << architecture;
+  }
+  EXPECT_FALSE(find_family("Gemma3Model", "").ok());  // the one with images
 }
 
 TEST(Config, ReadsHeadDimScalingBiasAndIds) {

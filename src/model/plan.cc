@@ -19,7 +19,7 @@ ModelPlan plan_model(const ModelConfig& config) {
     (*type == GemmType::kHead ? plan.head : plan.linear) += elements;
     if (block_of(tensor.name) == Block::kExpert) idle += elements;
   }
-  if (config.tied_embeddings) plan.head = plan.embedding;
+  if (config.tied_embeddings && config.has_head) plan.head = plan.embedding;
   const auto experts = static_cast<uint64_t>(config.experts.count), top = static_cast<uint64_t>(config.experts.top);
   if (experts > 0) idle = idle / experts * (experts - top);
   plan.active = plan.parameters - idle;

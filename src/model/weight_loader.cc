@@ -160,17 +160,18 @@ Status check_tensors(const ModelSource& source, const ModelConfig& config, Threa
   std::vector<std::string> extra;
   std::unordered_set<std::string> expected;
   for (DummyTensor& tensor : tensors_of(config)) expected.insert(std::move(tensor.name));
+  const bool checks_head = config.tied_embeddings && config.has_head;
   for (const TensorInfo& tensor : source.tensors()) {
     // Frequencies of rotation, which old checkpoints hold, follow from the configuration.
     const bool known = expected.contains(tensor.name) || tensor.name.ends_with("rotary_emb.inv_freq");
-    const bool tied = config.tied_embeddings && tensor.name == std::string(kHeadName) + ".weight";
+    const bool tied = checks_head && tensor.name == std::string(kHeadName) + ".weight";
     if (!known && !tied) extra.push_back(tensor.name);
   }
   if (!extra.empty()) {
     log::warn("{}: {} tensor{} that the configuration does not imply {} ignored: {}", source.path(), extra.size(),
               extra.size() > 1 ? "s" : "", extra.size() > 1 ? "are" : "is", listed(extra));
   }
-  return config.tied_embeddings ? check_tied_head(source, threads) : ok_status();
+  return checks_head ? check_tied_head(source, threads) : ok_status();
 }
 
 }  // namespace

@@ -113,6 +113,9 @@ Result<std::unique_ptr<LoadedModel>> outline(const std::string& model, const Loa
     NFP_ASSIGN_OR_RETURN(loaded->source, scale_source(std::move(loaded->source), *options.scalings));
   }
   NFP_RETURN_IF_ERROR(read_config(*loaded->source, loaded->config));
+  if (!loaded->config.has_head && !options.may_lack_head) {
+    return error(ErrorCode::kUnsupported, "{}: {}", model, kNoHead);
+  }
   NFP_RETURN_IF_ERROR(check_context(loaded->config, options));
   auto tokenizer = load_tokenizer(*loaded->source);
   if (tokenizer.ok()) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
@@ -23,6 +24,10 @@ namespace nfp {
 
 struct LoadedModel;
 
+// Of a model that has none (ModelConfig::has_head), wherever text or its probabilities are asked for.
+inline constexpr std::string_view kNoHead =
+    "this model has no head, so it makes no text; its embeddings are at POST /v1/embeddings of `nestedfp serve`";
+
 struct LoadedModelOptions {
   std::string device = "cpu";     // as make_backend has it
   bool deterministic = false;     // likewise
@@ -30,6 +35,7 @@ struct LoadedModelOptions {
   double hang_s = 120;            // likewise
   bool dummy = false;             // random weights for a configuration without any
   bool needs_tokenizer = false;   // an error where there is none; else only dummy weights may be without
+  bool may_lack_head = false;     // hidden states may be all that the model gives; else that is an error
   int32_t threads = 0;            // 0 = as many as this process may use
   std::string cpu_kernels;        // "" = the best this machine has
   // Tokens of context that are wanted, and the flag or field that an error names: where the model has fewer, that comes

@@ -4,12 +4,16 @@
 import json
 import os
 import pathlib
+import re
 import shutil
+import subprocess
 import sys
+import time
+import urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models"))
 
-from program import FP8_MODELS, TINY, Scratch, failure, main, run, run_json
+from program import FP8_MODELS, PROGRAM, TINY, Scratch, failure, main, run, run_json
 
 import numpy as np
 import safetensors_file
@@ -99,6 +103,64 @@ class LeftOut(Scratch):
             for field in ("parameters", "linear_parameters", "fp16_bytes", "by_type", "linear", "rows", "matrices"):
                 self.assertEqual(after[field], before[field], f"{name}: {field}")
             self.assertIn(f"left out: {len(after['left_out'])} tensors", run("inspect", copy)[0])
+
+
+class Headless(Scratch):
+    """Embedding models are saved without the head that makes logits."""
+
+    def embedding(self, model):
+        with open(self.path("log"), "w+", encoding="utf-8") as log:
+            with subprocess.Popen([PROGRAM, "serve", model, "--port", "0", "--device", "cpu", "--max-model-len", "32",
+                                   "--precision", "fp16"], stdout=log, stderr=log) as server:
+                try:
+                    found = None
+                    while found is None:
+                        self.assertIsNone(server.poll())
+                        time.sleep(0.05)
+                        said = pathlib.Path(log.name).read_text(encoding="utf-8")
+                        found = re.search(r"(http://[0-9.]+:\d+)/v1\)", said)
+                    body = json.dumps({"model": model, "input": "a b c"}).encode()
+                    request = urllib.request.Request(found[1] + "/v1/embeddings", body, {"Content-Type": "application/json"})
+                    with urllib.request.urlopen(request, timeout=60) as answer:
+                        return json.load(answer)["data"][0]["embedding"], said
+                finally:
+                    server.terminate()
+
+    def test_it_gives_the_whole_models_embeddings_and_no_text(self):
+        for name in ("mistral", "llama-tied"):
+            folder, out = os.path.join(TINY, name), self.path(name)
+            shutil.copytree(folder, out)
+            config = json.loads(pathlib.Path(folder, "config.json").read_text(encoding="utf-8"))
+            tensors = {}
+            for path in sorted(pathlib.Path(out).glob("model*.safetensors")):
+                tensors.update(safetensors_file.read(path))
+                path.unlink()
+            pathlib.Path(out, "model.safetensors.index.json").unlink(missing_ok=True)
+            self.assertEqual("lm_head.weight" in tensors, name == "mistral")
+            tensors = {key.removeprefix("model."): value for key, value in tensors.items() if key != "lm_head.weight"}
+            safetensors_file.write(os.path.join(out, "model.safetensors"), tensors)
+            expected, said = self.embedding(folder)
+            self.assertNotIn("no head", said)
+            whole, headless = config["architectures"], [config["architectures"][0].replace("ForCausalLM", "Model")]
+            for architectures in (headless, whole) if name == "mistral" else (headless,):
+                pathlib.Path(out, "config.json").write_text(json.dumps({**config, "architectures": architectures}))
+                got, said = self.embedding(out)
+                self.assertEqual(got, expected)
+                self.assertIn("/v1/embeddings alone", said)
+                self.assertIn("has no head", failure("generate", out, "-p", "a"))
+                self.assertIn("has no head", failure("perplexity", out, "--file", os.path.join(out, "config.json")))
+                self.assertEqual(run_json("inspect", out)["architecture"], headless[0])
+            nested = self.path("nested-" + name)
+            run("convert", out, nested, "--calibrate", "none")
+            self.assertEqual(self.embedding(nested)[0], expected)
+            self.assertIn("has no head", failure("generate", nested, "-p", "a"))
+            # A head that such a model has all the same is nothing to it.
+            tensors["lm_head.weight"] = ("F16", np.zeros((config["vocab_size"], config["hidden_size"]), np.float16))
+            safetensors_file.write(os.path.join(out, "model.safetensors"), tensors)
+            pathlib.Path(out, "config.json").write_text(json.dumps({**config, "architectures": headless}))
+            got, said = self.embedding(out)
+            self.assertEqual(got, expected)
+            self.assertIn("ignored: 'lm_head.weight'", said)
 
 
 class TextTowers(Scratch):

@@ -109,6 +109,19 @@ def test_fields_that_are_wrong_or_unknown(fake, launch):
     assert post(launch("--strict-requests"), input="x", inputs=1).status_code == 400
 
 
+def test_a_model_without_a_head_makes_no_text(fake, launch):
+    server = launch("--headless")
+    assert vectors(server, input="abc") == vectors(fake, input="abc")
+    messages = [{"role": "user", "content": "x"}]
+    for path, body in (("completions", {"prompt": "x"}), ("completions", {"prompt": "x", "echo": True, "logprobs": 1, "max_tokens": 0}),
+                       ("chat/completions", {"messages": messages}), ("responses", {"input": "x"}),
+                       ("messages", {"messages": messages, "max_tokens": 1})):
+        r = httpx.post(f"{server.url}/v1/{path}", json=body, timeout=60)
+        assert r.status_code == 400 and "has no head" in r.json()["error"]["message"], (path, r.text)
+        assert httpx.post(f"{fake.url}/v1/{path}", json={"max_tokens": 1, **body}, timeout=60).status_code == 200, path
+    assert httpx.post(server.url + "/tokenize", json={"prompt": "x"}).json()["count"] == 1
+
+
 def test_batches_larger_than_the_queue_and_beside_answers(launch):
     server = launch("--max-queue", 80, "--max-num-seqs", 8, "--step-us", 500)
     text = [("ab" * (i % 50)) + chr(97 + i % 26) for i in range(1000)]

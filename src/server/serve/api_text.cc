@@ -3,6 +3,7 @@
 #include <tuple>
 #include <utility>
 
+#include "runtime/loaded_model.h"
 #include "server/api/dialects.h"
 #include "server/api/response_items.h"
 #include "server/serve/api_call.h"
@@ -74,6 +75,7 @@ void Api::embeddings(Call& call) {
 
 void Api::run(Call& call, MaybeError failure, GenerationRequest request) {
   if (!failure) failure = read_headers(call, &request);
+  if (!failure && !state()->model.facts().has_head) failure = bad_request("model", std::string(kNoHead));
   if (failure) return reply_error(call, *failure);
   std::make_shared<Generation>(state(), call.context(), std::move(request))->start(call.on_worker);
 }

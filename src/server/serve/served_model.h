@@ -29,6 +29,7 @@ class ServedModel {
     std::string chat_template_json;  // or a list of named templates
     std::string chat_template_file;  // where chat_template is from; empty = the model's own
     SamplingDefaults sampling;       // for requests that do not say
+    bool has_head = true;            // false: embeddings are all that it gives
   };
   // `engine` says what requests may ask for. Error: the chat template does not parse.
   static Result<ServedModel> create(Facts facts, const Engine& engine);

@@ -50,6 +50,7 @@ struct Flags {
   std::string chat_template;
   uint64_t response_store = 64u << 20;
   std::string generation_config;
+  bool headless = false;
 };
 
 Status run(const Flags& flags) {
@@ -96,6 +97,7 @@ Status run(const Flags& flags) {
   facts.names = {"fake", "fake/alias"};
   facts.root = "fake";
   facts.tokenizer = tokenizer;
+  facts.has_head = !flags.headless;
   facts.chat_template = server::kChatMlTemplate;
   NFP_RETURN_IF_ERROR(server::choose_chat_template(flags.chat_template, facts));
   if (!flags.generation_config.empty()) {
@@ -150,6 +152,7 @@ int main(int argc, char** argv) {
   app.add_flag("--strict-requests", flags.strict);
   app.add_flag("--demo-load", flags.demo_load);
   app.add_option("--pooling", flags.pooling);
+  app.add_flag("--headless", flags.headless, "a model without a head");
   app.add_option("--fp8-says", flags.fp8_says, "one character: the tenth of answers in FP8 steps");
   app.add_option("--fails-after", flags.fails_after, "steps after which the device is lost");
   app.add_flag("--throws", flags.throws, "an exception then, out of the step");

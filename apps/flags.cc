@@ -244,18 +244,19 @@ Result<std::unique_ptr<LoadedModel>> load_calibrated(const ModelFlags& flags, Lo
 }
 
 void add_generation_config_flag(CLI::App& app, std::string& where) {
-  app.add_option(
-         "--generation-config", where,
-         "defaults of temperature, top-k, top-p, min-p and repetition penalty: auto (the model's own), none, or "
-         "a directory with a generation_config.json")
+  app.add_option("--generation-config", where,
+                 "defaults of temperature, top-k, top-p, min-p, repetition penalty and length: auto (the model's own), "
+                 "none, or a directory with a generation_config.json")
       ->capture_default_str();
 }
 
 void SamplingFlags::add_to(CLI::App& app, const SamplingParams& fallback) {
   params = fallback;
-  app.add_option("-n,--max-tokens", max_tokens, "tokens to generate at most; 0 = until the context is full")
-      ->check(CLI::Range(0, 1 << 30))
-      ->capture_default_str();
+  max_tokens_ = app.add_option("-n,--max-tokens", max_tokens,
+                               "tokens to generate at most; 0 = until the context is full, also where the model's "
+                               "generation_config.json has fewer")
+                    ->check(CLI::Range(0, 1 << 30))
+                    ->capture_default_str();
   app.add_option("--min-tokens", params.min_tokens, "tokens to generate at least")->capture_default_str();
   add_generation_config_flag(app, generation_config);
   temperature_ = app.add_option("--temperature", params.temperature, "0 = greedy: always the likeliest token");
@@ -337,15 +338,16 @@ Error naming_flags(Error of_request) {
 
 Result<SamplingParams> SamplingFlags::value(const SamplingDefaults& model) const {
   SamplingParams result = params;
-  if (!model.empty()) {
-    SamplingParams theirs;
-    model.apply(theirs);
+  SamplingParams theirs;
+  model.apply(theirs);
+  if (model.says_how_to_draw()) {
     if (temperature_->count() == 0) result.temperature = theirs.temperature;
     if (top_k_->count() == 0) result.top_k = theirs.top_k;
     if (top_p_->count() == 0) result.top_p = theirs.top_p;
     if (min_p_->count() == 0) result.min_p = theirs.min_p;
     if (repetition_penalty_->count() == 0) result.repetition_penalty = theirs.repetition_penalty;
   }
+  if (max_tokens_->count() == 0) result.default_max_tokens = theirs.default_max_tokens;
   if (max_tokens > 0) result.max_tokens = max_tokens;
   if (seed_->count() > 0) {
     uint64_t number = 0;

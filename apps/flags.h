@@ -109,6 +109,7 @@ struct SamplingFlags {
   CLI::Option* top_p_ = nullptr;
   CLI::Option* min_p_ = nullptr;
   CLI::Option* repetition_penalty_ = nullptr;
+  CLI::Option* max_tokens_ = nullptr;
   CLI::Option* seed_ = nullptr;
 };
 

@@ -74,7 +74,7 @@ void print_start(const LoadedModel& loaded, const EngineConfig& made, int32_t ma
       made.kv_dtype == DType::kF8E4M3 ? "; E4M3: keys and values are rounded, for exact requests too" : "",
       made.limits.max_sequences, made.limits.max_step_tokens, policy,
       name_of(computed_precision(*loaded.backend, made.fp8)),
-      facts.sampling.empty() ? "temperature 1 where a request does not say" : facts.sampling.text(),
+      facts.sampling.says_how_to_draw() ? facts.sampling.text() : "temperature 1 where a request does not say",
       loaded.config.has_head ? "" : "answers    /v1/embeddings alone: the model has no head, so it makes no text\n",
       server::grammars_available() ? "xgrammar" : "not built", took.weights, took.step_times, took.engine, url, url);
 }

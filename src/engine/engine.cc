@@ -146,9 +146,11 @@ Status Engine::submit(Request request) {
   sequence->request = std::move(request);
   merge_bias(sequence->request.sampling.logit_bias);
   const int32_t room = bounds().max_context - sequence->prompt_size();
+  const SamplingParams& asked = sequence->request.sampling;
+  const int32_t usual = std::min(room, std::max(asked.default_max_tokens, asked.min_tokens));
   const int32_t max_tokens = sequence->pooled()              ? 0
                              : sequence->request.prompt_only ? 1
-                                                             : sequence->request.sampling.max_tokens.value_or(room);
+                                                             : asked.max_tokens.value_or(usual);
   sequence->limit = sequence->prompt_size() + max_tokens;
 
   auto entry = std::make_unique<Entry>();

@@ -32,7 +32,8 @@ struct SamplingParams {
   std::vector<std::pair<int32_t, float>> logit_bias;
   std::shared_ptr<const AllowedTokens> allowed;  // null = all tokens may come (engine/allowed_tokens.h)
 
-  std::optional<int32_t> max_tokens;  // absent = until the context is full
+  std::optional<int32_t> max_tokens;       // absent = default_max_tokens, or less where the context is full before
+  int32_t default_max_tokens = INT32_MAX;  // at least 1
   // Stop strings do not count before, and end-of-generation and stop ids are forbidden; these not where there is a
   // constraint, which alone knows whether the text may go on.
   int32_t min_tokens = 0;

@@ -23,6 +23,7 @@ void each(const SamplingDefaults& defaults, Visitor&& visit) {
   one("top_p", defaults.top_p);
   one("min_p", defaults.min_p);
   one("repetition_penalty", defaults.repetition_penalty);
+  one("max_tokens", defaults.max_tokens);
 }
 
 }  // namespace
@@ -33,6 +34,7 @@ void SamplingDefaults::apply(SamplingParams& params) const {
   if (top_p) params.top_p = *top_p;
   if (min_p) params.min_p = *min_p;
   if (repetition_penalty) params.repetition_penalty = *repetition_penalty;
+  if (max_tokens) params.default_max_tokens = *max_tokens;
 }
 
 std::string SamplingDefaults::text() const {
@@ -78,6 +80,13 @@ Result<SamplingDefaults> parse_sampling_defaults(std::string_view json, const st
       return error(ErrorCode::kInvalidInput, "{}: 'top_k' must be a whole number", name);
     }
     out.top_k = static_cast<int32_t>(std::max(*value, 0.0));  // -1 is "off"
+  }
+  if (const auto value = number("max_new_tokens")) {
+    if (*value != std::floor(*value) || !(*value >= 1 && *value <= INT32_MAX)) {
+      return error(ErrorCode::kInvalidInput,
+                   "{}: 'max_new_tokens' must be a whole number of at least 1; {} none ignores the file", name, flag);
+    }
+    out.max_tokens = static_cast<int32_t>(*value);
   }
   NFP_RETURN_IF_ERROR(status);
   // The engine's own ranges: what it refuses must not wait for the first request.

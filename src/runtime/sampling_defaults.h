@@ -19,8 +19,11 @@ struct SamplingDefaults {
   std::optional<float> top_p;
   std::optional<float> min_p;
   std::optional<float> repetition_penalty;
+  std::optional<int32_t> max_tokens;  // max_new_tokens there
 
-  bool empty() const { return !temperature && !top_k && !top_p && !min_p && !repetition_penalty; }
+  bool empty() const { return !says_how_to_draw() && !max_tokens; }
+  // Something beside a length.
+  bool says_how_to_draw() const { return temperature || top_k || top_p || min_p || repetition_penalty; }
   // Sets what is known; leaves the rest as it is.
   void apply(SamplingParams& params) const;
   // "temperature 0.6, top_p 0.95"; empty when there are none.

@@ -179,6 +179,11 @@ class Generate(Scratch):
                 json.dump({"temperature": 0}, file)
             (only,) = texts(*flags)
             self.assertEqual(only.rstrip("\n"), greedy, flags)
+        with open(os.path.join(model, "generation_config.json"), "w") as file:
+            json.dump({"max_new_tokens": 12}, file)
+        common = ["generate", model, "-p", "the quick brown", "--ignore-eos", "-q"]
+        self.assertEqual(run(*common)[0].rstrip("\n"), greedy)
+        self.assertGreater(len(run(*common, "-n", "0")[0]), len(greedy))
         for text in ('{"top_p": 7}', "[]"):
             with open(os.path.join(model, "generation_config.json"), "w") as file:
                 file.write(text)

@@ -146,6 +146,9 @@ class TinyModel(unittest.TestCase):
             for where, want in (("vllm", SamplingParams()), (str(other), SamplingParams(temperature=0.5, min_p=0.1))):
                 with LLM(model, device="cpu", threads=1, generation_config=where) as llm:
                     self.assertEqual(llm.get_default_sampling_params(), want)
+            Path(other, "generation_config.json").write_text('{"max_new_tokens": 3}')
+            with LLM(model, device="cpu", threads=1, generation_config=str(other)) as llm:
+                self.assertEqual(llm.get_default_sampling_params(), SamplingParams(max_tokens=3))
             overrides = {"top_k": 3, "top_p": None, "max_new_tokens": 4}
             with LLM(model, device="cpu", threads=1, override_generation_config=overrides) as llm:
                 self.assertEqual(llm.get_default_sampling_params(),

@@ -287,6 +287,19 @@ def test_sampling_defaults(launch, tmp_path):
     assert seen() == "temperature 0.25 top_k 7"
     assert seen(temperature=1) == "temperature 1 top_k 7"
     assert seen(temperature=None, top_k=-1) == "temperature 0.25 top_k 0"
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 100}')
+    server = launch("--generation-config", tmp_path, "--max-model-len", 400)
+    assert httpx.get(server.url + "/v1/models").json()["data"][0]["default_sampling_params"] == {"max_tokens": 100}
+    def length(path="chat/completions", text="x", **more):
+        body = {"prompt": text} if path == "completions" else {"messages": [{"role": "user", "content": text}]}
+        r = httpx.post(f"{server.url}/v1/{path}", json={**body, **more}).json()
+        assert r["choices"][0]["finish_reason"] == "length", r
+        return r["usage"]["completion_tokens"], r["usage"]["total_tokens"]
+    assert length()[0] == 100
+    assert [length(max_tokens=n)[0] for n in (7, 200)] == [7, 200]
+    assert length(min_tokens=150)[0] == 150
+    assert length("completions")[0] == 16
+    assert length(text="x" * 330)[1] == 400
 
 
 def test_fields_for_the_template(fake):

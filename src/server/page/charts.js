@@ -224,7 +224,7 @@ async function showModel() {
     const model = data.data[0], theirs = model.default_sampling_params;
     $("model").textContent = `${model.id}, ${model.max_model_len.toLocaleString("en")} tokens of context`;
     // What the model's authors recommend; where they say nothing, what suits most chat models.
-    const fallback = Object.keys(theirs).length ? {temperature: 1, top_p: 1, top_k: 0, min_p: 0} : {temperature: 0.7, top_p: 0.95, top_k: 40, min_p: 0.05};
+    const fallback = Object.keys(theirs).some(name => name !== "max_tokens") ? {temperature: 1, top_p: 1, top_k: 0, min_p: 0} : {temperature: 0.7, top_p: 0.95, top_k: 40, min_p: 0.05};
     for (const [name, value] of Object.entries({...fallback, ...theirs})) {
       const input = $(name);
       if (input && !input.dataset.touched) input.value = +value.toFixed(4);

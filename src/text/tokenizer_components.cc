@@ -145,6 +145,32 @@ struct DecoderBuilder {
   bool fused = false;
   bool closed = false;  // nothing may follow
 
+  Status add_replace(Json node, const std::string& path) {
+    NFP_ASSIGN_OR_RETURN(const Json pattern, need_field(node, path, "pattern"));
+    const bool is_regex = find_field(pattern, "Regex").has_value();
+    NFP_ASSIGN_OR_RETURN(std::string from,
+                         string_field(pattern, field_path(path, "pattern"), is_regex ? "Regex" : "String"));
+    NFP_ASSIGN_OR_RETURN(std::string to, string_field(node, path, "content"));
+    if (fused) {
+      // llm-jp's: of all beginnings of lines that of the text.
+      if (!is_regex || from != R"((?<!\n)^ )" || !to.empty()) {
+        return unsupported(path, "a Replace after Fuse other than of one leading space");
+      }
+      decoder.leading_space = Tokenizer::LeadingSpace::kDropOne;
+      closed = true;
+      return ok_status();
+    }
+    if (is_regex && from.find_first_of(R"(\^$.|?*+()[]{})") != std::string::npos) {
+      return unsupported(path, "a Replace of a regular expression that is more than a text");
+    }
+    if (from.empty() || to.size() > from.size()) return unsupported(path, "a replacement longer than what it replaces");
+    // The steps are taken token by token, those for bytes last: "<0x0A>" must reach them.
+    if (decoder.byte_fallback && static_cast<unsigned char>(from[0]) < 0x80)
+      return unsupported(path, "a Replace of ASCII after ByteFallback");
+    decoder.replaces.emplace_back(std::move(from), std::move(to));
+    return ok_status();
+  }
+
   Status add(Json node, const std::string& path, int depth) {
     NFP_ASSIGN_OR_RETURN(const std::string type, string_field(node, path, "type"));
     if (type == "Sequence") {
@@ -158,13 +184,7 @@ struct DecoderBuilder {
       if (!decoder.replaces.empty() || decoder.byte_fallback || fused) return unsupported(path, "ByteLevel not alone");
       decoder.byte_level = closed = true;
     } else if (type == "Replace") {
-      if (decoder.byte_fallback || fused) return unsupported(path, "Replace after ByteFallback or Fuse");
-      NFP_ASSIGN_OR_RETURN(const Json pattern, need_field(node, path, "pattern"));
-      NFP_ASSIGN_OR_RETURN(std::string from, string_field(pattern, field_path(path, "pattern"), "String"));
-      NFP_ASSIGN_OR_RETURN(std::string to, string_field(node, path, "content"));
-      if (from.empty() || to.size() > from.size())
-        return unsupported(path, "a replacement longer than what it replaces");
-      decoder.replaces.emplace_back(std::move(from), std::move(to));
+      NFP_RETURN_IF_ERROR(add_replace(node, path));
     } else if (type == "ByteFallback") {
       decoder.byte_fallback = true;
     } else if (type == "Fuse") {

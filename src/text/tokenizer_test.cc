@@ -406,6 +406,33 @@ TEST(Tokenizer, DecoderReplacesInOrder) {
   EXPECT_EQ(tokenizer->token_bytes(*tokenizer->token_to_id("xaabaa")), "xa");
 }
 
+// llm-jp's: bytes first, then the marks, and one space off the beginning of the text alone.
+TEST(Tokenizer, DecoderMayHaveItsTextsAsRegularExpressions) {
+  TokenizerJson json = sentencepiece_json();
+  const auto decoder = [](std::string_view mark, std::string_view first) {
+    return fmt::format(R"({{"type": "Sequence", "decoders": [{{"type": "ByteFallback"}},
+        {{"type": "Replace", "pattern": {{"Regex": "{}"}}, "content": " "}}, {{"type": "Fuse"}},
+        {{"type": "Replace", "pattern": {{"Regex": "{}"}}, "content": ""}}]}})",
+                       mark, first);
+  };
+  constexpr const char* kFirst = R"((?<!\\n)^ )";
+  json.decoder = decoder(R"(\u2581)", kFirst);
+  const auto tokenizer = load(json);
+  ASSERT_NE(tokenizer, nullptr);
+  const int32_t a = *tokenizer->token_to_id(
+                    "\xE2\x96\x81"
+                    "a"),
+                line_end = *tokenizer->token_to_id("<0x0A>");
+  EXPECT_EQ(tokenizer->decode(std::vector<int32_t>{a, line_end, a, a}), "a\n a a");
+  for (const auto& [mark, first, expected] :
+       {std::tuple{"\\u2581+", kFirst, "'decoder.decoders[1]' is a Replace of a regular expression"},
+        {"0", kFirst, "'decoder.decoders[1]' is a Replace of ASCII after ByteFallback"},
+        {"\\u2581", "^ ", "'decoder.decoders[3]' is a Replace after Fuse other than of one leading space"}}) {
+    json.decoder = decoder(mark, first);
+    EXPECT_NE(from_json_error({json.text(), {}, {}}).find(expected), std::string::npos) << expected;
+  }
+}
+
 // The Metaspace decoder takes the marks off the first token, not the spaces that are its own.
 TEST(Tokenizer, MetaspaceDecoderDropsMarksOfTheFirstToken) {
   TokenizerJson json = sentencepiece_json();

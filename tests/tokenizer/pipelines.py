@@ -373,6 +373,17 @@ def unigram_whole():
     return finish(unigram(), normalizer=normalizers.Replace(" ", MARK), decoder=decoder)
 
 
+def llm_jp():
+    """llm-jp's of version 2 and later: no pre-tokenizer, and a decoder with regular expressions."""
+    normalizer = normalizers.Sequence([normalizers.Replace(Regex(r"(?<!\n)^"), MARK), normalizers.Replace(Regex(" "), MARK)])
+    decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Replace(Regex(MARK), " "), decoders.Fuse(),
+                                 decoders.Replace(Regex(r"(?<!\n)^ "), "")])
+    tokenizer = finish(unigram(), normalizer=normalizer, decoder=decoder)
+    tokenizer.post_processor = processors.TemplateProcessing(single=["$0", "</s>"], pair=["$A", "</s>", "$B:1", "</s>:1"],
+                                                             special_tokens=[("</s>", 2)])
+    return tokenizer
+
+
 def splits():
     """The splitting pre-tokenizers that no well-known model combines like this."""
     pre = pre_tokenizers.Sequence([
@@ -392,7 +403,7 @@ def whitespace():
 
 ALL = [gpt2, gpt2_prefix, llama3, llama3_odd_merges, deepseek_distill, qwen2, tekken, cl100k, seed, deepseek_llm,
        deepseek_coder, phi4_mini, olmo, digits_byte_level, unnamed, granite, smollm2, llama2, llama2_crossing, phi3,
-       mistral, gemma, metaspace_unknown, helium, unigram_metaspace, unigram_whole, splits, whitespace]
+       mistral, gemma, metaspace_unknown, helium, unigram_metaspace, unigram_whole, llm_jp, splits, whitespace]
 
 
 def dump_vocab(parts, path):

@@ -173,17 +173,28 @@ class Translator {
   Status char_class() {
     copy(1);
     if (peek(0) == '^') copy(1);
+    NFP_RETURN_IF_ERROR(class_members(true));
+    copy(1);
+    return ok_status();
+  }
+
+  // Up to the ']' behind them. What is in a class inside of a class belongs to the outer one, which needs no brackets
+  // for that unless a '-' would come to stand between two characters.
+  Status class_members(bool may_have_class) {
     if (peek(0) == ']') return unsupported("an empty character class");
     while (at_ < in_.size()) {
       const char c = in_[at_];
-      if (c == ']') {
-        copy(1);
-        return ok_status();
-      }
+      if (c == ']') return ok_status();
       if (c == '\\') {
         NFP_RETURN_IF_ERROR(escape(true));
       } else if (c == '[') {
-        return unsupported("a class inside a character class");
+        constexpr std::string_view kOther = "^-:";
+        const bool is_list = kOther.find(peek(1)) == std::string_view::npos && in_[at_ - 1] != '-';
+        if (!may_have_class || !is_list) return unsupported("a class inside a character class");
+        replace(1, "");
+        NFP_RETURN_IF_ERROR(class_members(false));
+        if (in_[at_ - 1] == '-' || peek(1) == '-') return unsupported("a '-' beside a class in a character class");
+        replace(1, "");
       } else if (starts("&&")) {
         return unsupported("an intersection of character classes");
       } else {

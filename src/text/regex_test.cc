@@ -47,6 +47,10 @@ TEST(Regex, ReadsRubySyntax) {
   EXPECT_EQ(matches(R"(^a$)", "b\na\nb"), Strings{"a"});  // anchors hold at every line
   EXPECT_EQ(matches(R"(\u4e2D|\x41)", "A\xE4\xB8\xAD"), (Strings{"A", "\xE4\xB8\xAD"}));
   EXPECT_EQ(matches("\\\xC3\xA9", "\xC3\xA9"), Strings{"\xC3\xA9"});  // a needless backslash
+  // A class in a class is a part of it.
+  EXPECT_EQ(matches(R"([^(\s|[.,\]z]|)]+)", "ab.c],d|e z(f)"), (Strings{"ab", "c", "d", "e", "f"}));
+  EXPECT_EQ(matches("[a[b-d]-]+", "a-dbe"), (Strings{"error: regular expression has a '-' beside a class in a "
+                                                     "character class at byte 6, which we do not support"}));
   // A script is what is written in it alone: no U+3001, which others use too, and no U+30FC.
   EXPECT_EQ(matches(R"(\p{Han}+)", "\xE4\xB8\xAD\xE3\x80\x81\xE4\xB8\xAD"), (Strings{"\xE4\xB8\xAD", "\xE4\xB8\xAD"}));
   EXPECT_EQ(matches(R"([\p{Katakana}\p{Lu}]+)", "\xE3\x82\xAB\x41\xE3\x83\xBC"), Strings{"\xE3\x82\xAB\x41"});
@@ -54,9 +58,10 @@ TEST(Regex, ReadsRubySyntax) {
 }
 
 TEST(Regex, RefusesWhatItCannotSay) {
-  for (const char* pattern :
-       {"[a&&b]", "[a[bc]]", "[[:alpha:]]", R"(\b)", R"(\1)", R"(\Qa\E)", R"(\R)", "(*FAIL)", "(?R)", "(?<name>a)",
-        "(?m:a)", "(?#x)",   "a{2,3}+",     "a{2}?", "[]a]",  R"([\W])",  R"(\p)", R"(\xFF)", "[a",   "\\"}) {
+  for (const char* pattern : {"[a&&b]",  "[a[^bc]]", "[a[b[c]]]", "[a[b&&c]]",   "[a-[b]]", "[[a]-b]", "[a[b-]c]",
+                              "[a[-b]]", "[a[]b]]",  "[a[b",      "[[:alpha:]]", R"(\b)",   R"(\1)",   R"(\Qa\E)",
+                              R"(\R)",   "(*FAIL)",  "(?R)",      "(?<name>a)",  "(?m:a)",  "(?#x)",   "a{2,3}+",
+                              "a{2}?",   "[]a]",     R"([\W])",   R"(\p)",       R"(\xFF)", "[a",      "\\"}) {
     const auto regex = Regex::compile(pattern);
     ASSERT_FALSE(regex.ok()) << pattern;
     EXPECT_EQ(regex.error().code, ErrorCode::kUnsupported) << pattern << ": " << regex.error().message;

@@ -31,7 +31,12 @@ constexpr std::string_view kO200kPattern =
 // Seed's: signs do not take the line ends behind them along.
 constexpr std::string_view kSeedPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kDigit = R"(\p{N})";
+// MiniCPM5's: Llama 3's, but that numbers are cut before.
+constexpr std::string_view kNumbersTogetherPattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+// BLOOM's: words with a space before them, without the signs that end a sentence.
+constexpr std::string_view kBloomPattern = R"( ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+)";
+constexpr std::string_view kDigit = R"(\p{N})", kThreeNumbersPattern = R"(\p{N}{1,3})";
 // llama.cpp's "default": marks, words, numbers, and these by three digits, each cut from what the one before left.
 constexpr std::string_view kMarksPattern = R"([\p{P}$+<=>^~|]+)", kNumberPattern = R"(\p{N}+)",
                            kThreeDigitsPattern = "[0-9][0-9][0-9]";
@@ -76,6 +81,7 @@ constexpr KnownPre kKnownPre[] = {
     {"exaone4", {kGpt2Pattern}, false, false, false},
     {"mpt", {kGpt2Pattern}, false, false, false},
     {"mellum", {kGpt2Pattern}, false, false, false},
+    {"granite-docling", {kGpt2Pattern}, false, false, false},
     {"trillion", {kGpt2Pattern}, false, false, false},
     {"a.x-4.0", {kGpt2Pattern}, false, false, false},
     {"smollm", {kDigit, kGpt2Pattern}, false, false, false},
@@ -88,13 +94,18 @@ constexpr KnownPre kKnownPre[] = {
     {"llama-v3", {kLlama3Pattern}, false, true, true},
     {"falcon3", {kLlama3Pattern}, false, true, false},
     {"midm-2.0", {kLlama3Pattern}, false, true, true},
+    {"pixtral", {kLlama3Pattern}, false, true, true},
+    {"minicpm5", {kThreeNumbersPattern, kNumbersTogetherPattern}, false, true, false},
+    {"viking", {kBloomPattern, kDigit}, false, false, false},
     {"dbrx", {kLlama3Pattern}, false, false, false},
-    {"glm4", {kLlama3Pattern}, false, false, false},
+    {"glm4", {kLlama3Pattern}, false, true, false},
     {"chatglm-bpe", {kLlama3Pattern}, false, false, false},
     {"smaug-bpe", {kLlama3Pattern}, false, false, false},
     {"qwen2", {kQwen2Pattern}, true, false, false},
     {"deepseek-r1-qwen", {kQwen2Pattern}, true, false, false},
     {"megrez", {kQwen2Pattern}, false, false, false},
+    {"kormo", {kQwen2Pattern}, false, false, false},
+    {"f2llmv2", {kQwen2Pattern}, false, false, false},
     {"stablelm2", {kQwen2Pattern}, false, false, false},
     {"seed-coder", {kSeedPattern}, false, false, false},
     {"tekken", {kTekkenPattern}, false, true, true},

@@ -138,6 +138,31 @@ def cl100k():
     return byte_level(pre, special=["<|endoftext|>", "<|im_start|>", "<|im_sep|>", "<|im_end|>"])
 
 
+def glm4():
+    """Llama 3's pieces, and whole ones before merges."""
+    split = pre_tokenizers.Split(Regex(LLAMA3), "isolated")
+    pre = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    spec = json.loads(byte_level(pre, special=["<|endoftext|>", "[gMASK]", "<sop>"], ignore_merges=True).to_str())
+    spec["model"]["merges"] = [merge for i, merge in enumerate(spec["model"]["merges"]) if i % 7 or i < 500]
+    made = {a + b for a, b in spec["model"]["merges"]}
+    spec["model"]["merges"] = [m for m in spec["model"]["merges"] if all(len(t) == 1 or t in made for t in m)]
+    return Tokenizer.from_str(json.dumps(spec))
+
+
+def minicpm5():
+    numbers = pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated")
+    split = pre_tokenizers.Split(Regex(CL100K_HEAD + r"\p{N}+" + CL100K_TAIL), "isolated")
+    pre = pre_tokenizers.Sequence([numbers, split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return byte_level(pre, special=["<s>", "</s>", "<|im_end|>"], ignore_merges=True)
+
+
+def viking():
+    words = pre_tokenizers.Split(Regex(" ?[^(\\s|[.,!?…。，、।۔،])]+"), "isolated")
+    pre = pre_tokenizers.Sequence([words, pre_tokenizers.Digits(individual_digits=True),
+                                   pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return byte_level(pre, special=["<unk>", "<s>", "</s>"])
+
+
 def seed():
     """Seed-OSS's: Qwen's, but that signs do not take the line ends behind them along; and no NFC."""
     tail = r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -401,7 +426,7 @@ def whitespace():
     return byte_level(pre, normalizer=normalizers.NFKC(), special=["<s>"])
 
 
-ALL = [gpt2, gpt2_prefix, llama3, llama3_odd_merges, deepseek_distill, qwen2, tekken, cl100k, seed, deepseek_llm,
+ALL = [gpt2, gpt2_prefix, llama3, llama3_odd_merges, deepseek_distill, qwen2, tekken, cl100k, glm4, minicpm5, viking, seed, deepseek_llm,
        deepseek_coder, phi4_mini, olmo, digits_byte_level, unnamed, granite, smollm2, llama2, llama2_crossing, phi3,
        mistral, gemma, metaspace_unknown, helium, unigram_metaspace, unigram_whole, llm_jp, splits, whitespace]
 

@@ -121,6 +121,8 @@ REFUSED = {
 }
 REFUSED_IN_TEXT = {name: "not implemented" for name in (
     "logits_processors", "kv_transfer_params", "vllm_xargs", "guided_decoding_backend", "guided_whitespace_pattern")} | {"use_beam_search": "there is no beam search"}
+# Fields of others than OpenAI, Anthropic and vLLM.
+OTHERS = {"grammar": "llama.cpp", "json_schema": "llama.cpp"}
 # Fields that openapi.json has and that do less than elsewhere, and what.
 NOTES = {
     ("ChatRequest", "store"): "only false: answers are not kept",
@@ -147,7 +149,7 @@ def fields(api):
     theirs, vllm = theirs.split(), vllm.split()
     rows = []
     for name in [*dict.fromkeys(theirs + vllm + list(properties))]:
-        whose = owner if name in theirs else "vLLM" if name in vllm else "nestedfp"
+        whose = owner if name in theirs else "vLLM" if name in vllm else OTHERS.get(name, "nestedfp")
         if name in refused(schema):
             state, note = "refused", refused(schema)[name]
         elif name in properties:
@@ -170,7 +172,7 @@ def text():
            "- *no effect*: accepted, and nothing follows from it.",
            "- *refused*: 400 with an error that names it, where it asks for something (null, false, 0, \"\" and empty lists do not).",
            "- *ignored*: the answer names it in the header `X-NestedFP-Ignored`; 400 with `--strict-requests`.", "",
-           "The column *of* says whose field it is: *vLLM* what vLLM adds, *nestedfp* what we add to this request.", "",
+           "The column *of* says whose field it is: *vLLM* what vLLM adds, *llama.cpp* what its server adds, *nestedfp* what we add", "to this request.", "",
            "## Paths", "", "| path | also in | here |", "| --- | --- | --- |"]
     listed = set()
     for method, path, whose, note in ENDPOINTS:

@@ -26,7 +26,7 @@ VALUES = {
     "prompt_logprobs": None, "n": 2, "best_of": 2, "thinking": None, "output_config": None, "reasoning": None, "text": None, "system": "a",
     "instructions": "a", "include": [], "truncation": None, "modalities": ["text"], "service_tier": "auto", "store": None, "reasoning_effort": None,
     "verbosity": None, "documents": None, "structured_outputs": None, "guided_json": None, "guided_regex": None,
-    "guided_choice": None, "guided_grammar": None, "temperature": 0.5, "top_p": 0.5, "min_p": 0.1, "precision": "auto", "metadata": {"a": "b"},
+    "guided_choice": None, "guided_grammar": None, "grammar": None, "json_schema": None, "temperature": 0.5, "top_p": 0.5, "min_p": 0.1, "precision": "auto", "metadata": {"a": "b"},
     "user": "a", "safety_identifier": "a", "prompt_cache_key": "a", "prompt_cache_retention": "24h", "cache_salt": "a",
     "repetition_penalty": 1.1, "stop_token_ids": [7], "stop_sequences": ["zz"], "chat_template_kwargs": {"a": 1}, "encoding_format": "float",
     "pooling": "mean", "embed_dtype": "float32", "endianness": "little", "continue_final_message": None, "slo_ttft_ms": 100, "slo_itl_ms": 100,

@@ -43,7 +43,7 @@ def test_schemathesis(server, seed, phases):
 # grammars that are none. Without these fields most are answered.
 GENERATING = {"/v1/chat/completions": ("ChatRequest", "max_tokens"), "/v1/completions": ("CompletionRequest", "max_tokens"),
               "/v1/responses": ("ResponsesRequest", "max_output_tokens"), "/v1/messages": ("MessagesRequest", "max_tokens")}
-EXCLUDING = {"guided_json", "guided_regex", "guided_grammar", "guided_choice", "structured_outputs", "response_format", "text",
+EXCLUDING = {"guided_json", "guided_regex", "guided_grammar", "guided_choice", "grammar", "json_schema", "structured_outputs", "response_format", "text",
              "output_config", "output_format", "min_tokens", "top_logprobs", "prompt_logprobs", "stream_options",
              "chat_template_kwargs", "continue_final_message", "tool_choice", "stop_token_ids", "allowed_token_ids", "background", "best_of",
              "max_completion_tokens"}

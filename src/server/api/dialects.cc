@@ -41,6 +41,8 @@ void pass_on(Fields& fields, Json* chat) {
                            "guided_regex",
                            "guided_choice",
                            "guided_grammar",
+                           "grammar",
+                           "json_schema",
                            "documents",
                            "include_reasoning",
                            "skip_special_tokens",

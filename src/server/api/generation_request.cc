@@ -140,6 +140,7 @@ MaybeError set_schema(const Json& schema, std::string_view param, const RequestL
   return std::nullopt;
 }
 
+// Empty = there is none here.
 struct GrammarFields {
   std::string_view json, regex, choice, grammar, json_object;
 };
@@ -148,8 +149,9 @@ struct GrammarFields {
 MaybeError parse_grammar_fields(Fields& fields, const GrammarFields& names, const RequestLimits& limits,
                                 GrammarSpec* out) {
   int given = out->kind == GrammarSpec::Kind::kNone ? 0 : 1;
+  const auto find = [&](std::string_view name) { return name.empty() ? nullptr : fields.find(name); };
   const auto text_field = [&](std::string_view name, GrammarSpec::Kind kind) -> MaybeError {
-    const Json* value = fields.find(name);
+    const Json* value = find(name);
     if (value == nullptr) return std::nullopt;
     if (!value->is_string() || value->get_ref<const std::string&>().empty()) {
       return bad_request(fields.path(name), fmt::format("'{}' must be a non-empty string", fields.path(name)));
@@ -160,14 +162,14 @@ MaybeError parse_grammar_fields(Fields& fields, const GrammarFields& names, cons
     out->param = fields.path(name);
     return std::nullopt;
   };
-  if (const Json* schema = fields.find(names.json)) {
+  if (const Json* schema = find(names.json)) {
     ++given;
     out->param = fields.path(names.json);
     NFP_API_TRY(set_schema(*schema, out->param, limits, false, out));
   }
   NFP_API_TRY(text_field(names.regex, GrammarSpec::Kind::kRegex));
   NFP_API_TRY(text_field(names.grammar, GrammarSpec::Kind::kEbnf));
-  if (const Json* choices = fields.find(names.choice)) {
+  if (const Json* choices = find(names.choice)) {
     ++given;
     out->kind = GrammarSpec::Kind::kChoice;
     out->param = fields.path(names.choice);
@@ -191,8 +193,8 @@ MaybeError parse_grammar_fields(Fields& fields, const GrammarFields& names, cons
   if (given > 1) {
     return bad_request(
         out->param,
-        "more than one constraint on the output is given (a format, guided_*, structured_outputs); choose "
-        "one");
+        "more than one constraint on the output is given (a format, guided_*, structured_outputs, grammar, "
+        "json_schema); choose one");
   }
   return std::nullopt;
 }
@@ -207,14 +209,20 @@ MaybeError parse_response_format(Fields& fields, const RequestLimits& limits, Gr
   NFP_API_TRY(inner.get("type", &type));
   out->param = "response_format";
   if (type == "text") return inner.rest(limits, ignored);
-  if (type == "json_object") {
-    out->kind = GrammarSpec::Kind::kJsonObject;
-    return inner.rest(limits, ignored);  // a schema here is none of OpenAI's: whoever sends it has to know
-  }
-  if (type != "json_schema") {
+  if (type != "json_object" && type != "json_schema") {
     return bad_request("response_format", "'response_format.type' must be text, json_object or json_schema");
   }
-  const Json* wrapper = inner.find("json_schema");
+  const Json* wrapper = type == "json_schema" ? inner.find("json_schema") : nullptr;
+  // llama.cpp, Together and Fireworks take the schema here.
+  if (const Json* schema = wrapper == nullptr ? inner.find("schema") : nullptr) {
+    out->param = "response_format.schema";
+    NFP_API_TRY(inner.rest(limits, ignored));
+    return set_schema(*schema, out->param, limits, false, out);
+  }
+  if (type == "json_object") {
+    out->kind = GrammarSpec::Kind::kJsonObject;
+    return inner.rest(limits, ignored);
+  }
   if (wrapper == nullptr || !wrapper->is_object() || !wrapper->contains("schema")) {
     return bad_request("response_format.json_schema.schema",
                        "'response_format.json_schema.schema' must be a JSON schema (an object)");
@@ -234,6 +242,10 @@ MaybeError parse_grammar(Fields& fields, const RequestLimits& limits, GrammarSpe
   NFP_API_TRY(parse_response_format(fields, limits, out, ignored));
   NFP_API_TRY(parse_grammar_fields(fields, {"guided_json", "guided_regex", "guided_choice", "guided_grammar", ""},
                                    limits, out));
+  // llama.cpp's, where an empty grammar is none.
+  const Json* grammar = fields.find("grammar");
+  const bool is_set = grammar != nullptr && *grammar != "";
+  NFP_API_TRY(parse_grammar_fields(fields, {"json_schema", "", "", is_set ? "grammar" : "", ""}, limits, out));
   if (const Json* structured = fields.find("structured_outputs")) {
     if (!structured->is_object()) {
       return bad_request("structured_outputs", "'structured_outputs' must be an object");

@@ -329,6 +329,24 @@ TEST(GenerationRequest, Grammars) {
   EXPECT_TRUE(chat_with(R"("response_format":{"type":"json_schema"})").error);
   EXPECT_TRUE(chat_with(R"("guided_choice":[])").error);
   EXPECT_TRUE(chat_with(R"("structured_outputs":{"oracle":1})").error);
+  // llama.cpp's, Together's and Fireworks' forms.
+  for (const std::string type : {"json_object", "json_schema"}) {
+    const Parsed p = chat_with(R"("response_format":{"type":")" + type + R"(","schema":{"type":"array","not":{}}})");
+    ASSERT_FALSE(p.error) << p.error->message;
+    EXPECT_EQ(p.request.grammar.kind, Kind::kJsonSchema);
+    EXPECT_EQ(p.request.grammar.text, R"({"type":"array","not":{}})");
+    EXPECT_EQ(p.request.grammar.unenforced, std::vector<std::string>{"not"});
+    EXPECT_EQ(chat_with(R"("response_format":{"type":")" + type + R"(","schema":5})").error->param,
+              "response_format.schema");
+  }
+  EXPECT_EQ(chat_with(R"("response_format":{"type":"json_object","schema":null})").request.grammar.kind,
+            Kind::kJsonObject);
+  EXPECT_EQ(chat_with(R"("grammar":"root ::= \"a\"")").request.grammar.kind, Kind::kEbnf);
+  EXPECT_EQ(completion(R"({"prompt":"a","json_schema":{"type":"array"}})").request.grammar.text, R"({"type":"array"})");
+  EXPECT_EQ(chat_with(R"("grammar":"","json_schema":{"type":"array"})").request.grammar.kind, Kind::kJsonSchema);
+  EXPECT_EQ(chat_with(R"("grammar":5)").error->param, "grammar");
+  EXPECT_EQ(chat_with(R"("json_schema":[])").error->param, "json_schema");
+  EXPECT_TRUE(chat_with(R"("grammar":"root ::= \"a\"","json_schema":{})").error);
   std::string deep = "{}";
   for (int i = 0; i < 40; ++i) deep = fmt::format(R"({{"properties":{}}})", deep);
   EXPECT_TRUE(chat_with(R"("guided_json":)" + deep).error);
@@ -411,6 +429,16 @@ TEST(GenerationRequest, TopPOfZeroIsTheEngines) {
   EXPECT_FLOAT_EQ(p.request.sampling.top_p, 0.0f);
   EXPECT_FLOAT_EQ(completion(R"({"prompt":"a","top_p":-0.5})").request.sampling.top_p,
                   -0.5f);  // the engine's to refuse
+}
+
+TEST(GenerationRequest, SchemaOfAnyJsonObjectInResponses) {
+  GenerationRequest out;
+  const auto error = responses(R"("text":{"format":{"type":"json_object","schema":{"type":"array"}}})", &out);
+  ASSERT_FALSE(error) << error->message;
+  EXPECT_EQ(out.grammar.text, R"({"type":"array"})");
+  EXPECT_EQ(out.grammar.param, "text.format.schema");
+  GenerationRequest refused;
+  EXPECT_EQ(responses(R"("text":{"format":{"type":"json_object","schema":5}})", &refused)->param, "text.format.schema");
 }
 
 TEST(GenerationRequest, OtherApisTakeTheExtensionsOfChat) {

@@ -223,6 +223,8 @@ MaybeError read_text_options(const Json& text, const RequestLimits& limits, Json
     for (const char* name : {"name", "schema", "strict", "description"}) {
       if (const Json* value = inner.find(name)) wrapped[name] = *value;
     }
+  } else if (*type == "json_object") {
+    if (const Json* schema = inner.find("schema")) (*chat)["response_format"]["schema"] = *schema;
   }
   return inner.rest(limits, ignored);
 }

@@ -176,6 +176,45 @@ TEST_F(GrammarTest, AllowsWhatTheGrammarAllows) {
   EXPECT_FALSE(allows(choice, "a"));
 }
 
+// llama.cpp's, which xgrammar's EBNF is but for empty alternatives and the dot.
+TEST_F(GrammarTest, ReadsGbnf) {
+  if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
+  const auto json = spec(Kind::kEbnf, R"gbnf(# grammars/json.gbnf of llama.cpp
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::=
+  "{" ws (
+            string ":" ws value
+    ("," ws string ":" ws value)*
+  )? "}" ws
+array  ::=
+  "[" ws (
+            value
+    ("," ws value)*
+  )? "]" ws
+string ::=
+  "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) # escapes
+  )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+)gbnf");
+  EXPECT_TRUE(allows(json, R"({"a|": [1.5, "|)(", "é\n"],
+  "b": {}})"));
+  EXPECT_FALSE(allows(json, "[1]"));
+  for (const char* nothing : {"a |", "a | # nothing", "| a", "| | a", "(a | )", "( | a)", "(|a) #", "(a|)", "() | a"}) {
+    const auto maybe = spec(Kind::kEbnf, fmt::format("root ::= \"x\" y\na ::= \"|)\" [|)]\ny ::= {}", nothing));
+    EXPECT_TRUE(allows(maybe, "x")) << nothing;
+    EXPECT_TRUE(allows(maybe, "x|))")) << nothing;
+    EXPECT_FALSE(allows(maybe, "xx")) << nothing;
+  }
+  const auto any = spec(Kind::kEbnf, R"(root ::= "a.".[.] (.)? # .)");
+  EXPECT_TRUE(allows(any, "a.é."));
+  EXPECT_TRUE(allows(any, "a.\n.x"));
+  EXPECT_FALSE(allows(any, "a..x"));
+}
+
 TEST_F(GrammarTest, ADotIsNoLineBreak) {
   if (!grammars_available()) GTEST_SKIP() << "built without xgrammar (scripts/build-xgrammar)";
   for (const char* text : {"a\nb", "a\rb", "a\u2028b", "a\u2029b"}) {

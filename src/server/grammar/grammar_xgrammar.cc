@@ -10,6 +10,7 @@
 
 #include "base/cpu_topology.h"
 #include "server/grammar/grammar_constraint.h"
+#include "server/grammar/grammar_ebnf.h"
 #include "server/grammar/grammar_host.h"
 #include "server/grammar/grammar_wire.h"
 
@@ -67,7 +68,7 @@ Source source_of(const GrammarSpec& spec) {
     case GrammarSpec::Kind::kRegex:
       return {WireGrammar::kRegex, spec.text};
     case GrammarSpec::Kind::kEbnf:
-      return {WireGrammar::kEbnf, spec.text};
+      return {WireGrammar::kEbnf, ebnf_for_grammar(spec.text)};
     case GrammarSpec::Kind::kChoice: {
       std::string ebnf = "root ::= ";
       for (size_t i = 0; i < spec.choices.size(); ++i) ebnf += (i > 0 ? " | " : "") + quoted(spec.choices[i]);

@@ -463,8 +463,8 @@ Status ModelRunner::launch(const StepShape& shape, FirstRows first, int32_t top_
     if (graph.error().code != ErrorCode::kResource) return graph.error();
     captures_ = false;
     log::warn(
-        "{}: further steps run without, which makes short ones longer; leave more memory free, by a lower "
-        "--gpu-memory-utilization",
+        "{}: further steps run without, which makes short ones longer; leave more memory free, by a lower GPU memory "
+        "utilization",
         graph.error().message);
   }
   enqueue(shape, first, top_n);

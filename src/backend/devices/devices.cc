@@ -54,9 +54,11 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view device, const Bac
     if (backend.ok() || backend.error().code != ErrorCode::kUnsupported || &candidate == std::end(kDevices) - 1) {
       return backend;
     }
-    log::debug("--device auto: {}", backend.error().message);
-    if (!options.gemm_choices.empty())
-      log::warn("--gemm-choices: '{}' is not used: {}", options.gemm_choices, backend.error().message);
+    log::debug("device auto: {}", backend.error().message);
+    if (!options.gemm_choices.empty()) {
+      const std::string& why = backend.error().message;  // and behind it what to do, which is done here
+      log::warn("the choices of kernels in '{}' are not used: {}", options.gemm_choices, why.substr(0, why.find(';')));
+    }
   }
   std::string names;
   for (const std::string& name : device_names()) names += (names.empty() ? "" : ", ") + name;

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import time
 
 import httpx
 import openai
@@ -527,6 +528,23 @@ def test_anthropic_errors_and_keys(claude, launch):
         anthropic.Anthropic(base_url=locked.url, api_key="wrong", max_retries=0).messages.count_tokens(model="fake", messages=[{"role": "user", "content": "x"}])
     right = anthropic.Anthropic(base_url=locked.url, api_key="right", max_retries=0)
     assert right.messages.create(model="fake", max_tokens=9, messages=[{"role": "user", "content": "SAY:x"}]).content[0].text == "x"
+
+
+def test_models_are_those_of_both_apis(claude, client):
+    import anthropic
+    page = claude.models.list()
+    ids = [m.id for m in page]
+    assert ids[0] == "fake" and (page.has_more, page.first_id, page.last_id) == (False, "fake", ids[-1])
+    one = claude.models.retrieve("fake")
+    assert (one.type, one.display_name, one.lifecycle) == ("model", "fake", "active") and one == page.data[0]
+    assert abs(one.created_at.timestamp() - time.time()) < 3600 and one.max_input_tokens == 4096
+    with pytest.raises(anthropic.NotFoundError) as refused:
+        claude.models.retrieve("other")
+    assert refused.value.body["error"]["type"] == "not_found_error"
+    assert [m.id for m in client.models.list()] == ids and client.models.retrieve("fake").object == "model"
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.models.retrieve("other")
+    assert refused.value.code == "model_not_found"
 
 
 def test_unknown_fields_are_named(fake):

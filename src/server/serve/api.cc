@@ -51,9 +51,11 @@ bool is_json(std::string_view content_type) {
   return http::equal_ignoring_case(content_type, "application/json");
 }
 
-// As the clients of this path know errors.
-http::Response shaped_error(std::string_view path, const ApiError& error) {
-  return path.starts_with("/v1/messages") ? anthropic_error_response(error) : error_response(error);
+// As the clients of this path know errors; /v1/models is of OpenAI's and Anthropic's.
+http::Response shaped_error(const http::Request& request, std::string_view path, const ApiError& error) {
+  const bool anthropic = path.starts_with("/v1/messages") ||
+                         (path.starts_with("/v1/models") && !request.header("Anthropic-Version").empty());
+  return anthropic ? anthropic_error_response(error) : error_response(error);
 }
 
 // Of paths that other servers have, why they are not here; empty = nothing to say.
@@ -328,7 +330,7 @@ http::Response Api::protocol_error(int status, std::string_view message, const h
 http::Response Api::refusal(const http::Request& head, const ApiError& error) const {
   std::string request_id;
   const std::string_view path = inner_path(head.path);
-  http::Response response = shaped_error(path, error);
+  http::Response response = shaped_error(head, path, error);
   auto headers = common_headers(head, &request_id);
   if (const ServerState* served = state(); served != nullptr && served->log_requests) {
     bool path_known = false;
@@ -371,7 +373,7 @@ void Api::reply_error(Call& call, const ApiError& error) const {
     log_failure(call.request_id, call.logged, error.status,
                 error.code == "invalid_json" ? "the body cannot be read as JSON" : error.message);
   }
-  reply(call, shaped_error(call.path, error));
+  reply(call, shaped_error(call.request, call.path, error));
 }
 
 std::optional<Json> Api::json_body(Call& call) const {

@@ -1,5 +1,6 @@
 // The endpoints that answer from what is there: the page, health and metrics, models, the tokenizer.
 #include <charconv>
+#include <ctime>
 #include <random>
 
 #include "server/http/http_server.h"
@@ -29,6 +30,13 @@ std::string with_nonce(std::string_view page, std::string_view nonce) {
     out += nonce;
     at = next + kPlace.size();
   }
+}
+
+std::string rfc3339(time_t seconds) {
+  tm utc{};
+  ::gmtime_r(&seconds, &utc);
+  char text[64];
+  return {text, std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc)};
 }
 
 }  // namespace
@@ -137,6 +145,7 @@ void Api::demo_load(Call& call) {
   reply_json(call, fmt::format("{{\"demo_load\":{:.3f}}}", load->rate()));
 }
 
+// OpenAI's and vLLM's members, and Anthropic's.
 std::string Api::model_json() const {
   const ServedModel& m = state()->model;
   std::string out;
@@ -146,6 +155,10 @@ std::string Api::model_json() const {
     append_string(out, name);
     out += fmt::format(",\"object\":\"model\",\"created\":{},\"owned_by\":\"nestedfp\",\"root\":", m.created());
     append_string(out, m.facts().root);
+    out += ",\"type\":\"model\",\"display_name\":";
+    append_string(out, name);
+    out += fmt::format(R"(,"created_at":"{}","lifecycle":"active","max_input_tokens":{})", rfc3339(m.created()),
+                       m.bounds().max_context);
     out += fmt::format(",\"parent\":null,\"max_model_len\":{},\"chat\":{},\"grammars\":{},\"default_sampling_params\":",
                        m.bounds().max_context, m.has_chat(), grammars_available());
     out += m.facts().sampling.json();
@@ -154,7 +167,14 @@ std::string Api::model_json() const {
   return out;
 }
 
-void Api::models(Call& call) { reply_json(call, "{\"object\":\"list\",\"data\":[" + model_json() + "]}"); }
+void Api::models(Call& call) {
+  const std::vector<std::string>& names = state()->model.facts().names;
+  std::string out = "{\"object\":\"list\",\"data\":[" + model_json() + "],\"has_more\":false,\"first_id\":";
+  append_string(out, names.front());
+  out += ",\"last_id\":";
+  append_string(out, names.back());
+  reply_json(call, std::move(out) + "}");
+}
 
 void Api::model(Call& call) {
   // Names may hold slashes, encoded or not.

@@ -107,9 +107,12 @@ def test_root_path_and_origins(launch):
                                                              "Access-Control-Request-Method": "POST"})
     assert r.status_code == 204 and r.headers["Access-Control-Allow-Origin"] == "https://a.example"
     r = httpx.get(base + "/health", headers={"Origin": "https://a.example"})
-    assert {"X-Request-Id", "Retry-After"} <= set(r.headers["Access-Control-Expose-Headers"].split(", "))  # clients read these
+    assert {"X-Request-Id", "Request-Id", "Retry-After"} <= set(r.headers["Access-Control-Expose-Headers"].split(", "))  # clients read these
     r = httpx.get(base + "/health", headers={"Origin": "https://b.example"})
     assert "Access-Control-Allow-Origin" not in r.headers
+    for path in ("/v1/completions", "/v1/messages"):
+        r = httpx.options(base + path, headers={"Origin": "https://b.example", "Access-Control-Request-Method": "POST"})
+        assert r.status_code == 204 and not [name for name in r.headers if name.startswith("access-control")], (path, r.headers)
 
 
 def test_keys_guard_everything_that_answers(launch):

@@ -530,6 +530,18 @@ def test_anthropic_errors_and_keys(claude, launch):
     assert right.messages.create(model="fake", max_tokens=9, messages=[{"role": "user", "content": "SAY:x"}]).content[0].text == "x"
 
 
+# What logs have of a request: X-Request-Id by the name that Anthropic's packages read.
+def test_anthropic_request_ids(claude):
+    import anthropic
+    ask = {"max_tokens": 5, "messages": [{"role": "user", "content": "SAY:x"}], "extra_headers": {"X-Request-Id": "mine-1"}}
+    assert claude.messages.create(model="fake", **ask)._request_id == "mine-1"
+    with pytest.raises(anthropic.NotFoundError) as refused:
+        claude.messages.create(model="other", **ask)
+    assert refused.value.request_id == "mine-1"
+    with claude.messages.stream(model="fake", **ask) as stream:
+        assert stream.request_id == "mine-1" and stream.get_final_text() == "x"
+
+
 def test_models_are_those_of_both_apis(claude, client):
     import anthropic
     page = claude.models.list()

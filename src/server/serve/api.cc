@@ -51,11 +51,15 @@ bool is_json(std::string_view content_type) {
   return http::equal_ignoring_case(content_type, "application/json");
 }
 
-// As the clients of this path know errors; /v1/models is of OpenAI's and Anthropic's.
+// /v1/models is of OpenAI's clients, too.
+bool is_anthropics(const http::Request& request, std::string_view path) {
+  return path.starts_with("/v1/messages") ||
+         (path.starts_with("/v1/models") && !request.header("Anthropic-Version").empty());
+}
+
+// As the clients of this path know errors.
 http::Response shaped_error(const http::Request& request, std::string_view path, const ApiError& error) {
-  const bool anthropic = path.starts_with("/v1/messages") ||
-                         (path.starts_with("/v1/models") && !request.header("Anthropic-Version").empty());
-  return anthropic ? anthropic_error_response(error) : error_response(error);
+  return is_anthropics(request, path) ? anthropic_error_response(error) : error_response(error);
 }
 
 // Of paths that other servers have, why they are not here; empty = nothing to say.
@@ -211,14 +215,15 @@ std::vector<http::Header> Api::common_headers(const http::Request& request, std:
   const std::string_view given = request.header("X-Request-Id");
   *request_id = harmless_id(given) ? std::string(given) : random_id();
   std::vector<http::Header> headers = {{"X-Request-Id", *request_id}};
+  if (is_anthropics(request, inner_path(request.path))) headers.push_back({"Request-Id", *request_id});
   const std::string_view origin = request.header("Origin");
   if (!origin.empty() && !options_.allowed_origins.empty()) {
     const auto& allowed = options_.allowed_origins;
     const bool all = std::find(allowed.begin(), allowed.end(), "*") != allowed.end();
     if (all || std::find(allowed.begin(), allowed.end(), origin) != allowed.end()) {
       headers.push_back({"Access-Control-Allow-Origin", all ? "*" : std::string(origin)});
-      headers.push_back(
-          {"Access-Control-Expose-Headers", "X-Request-Id, Retry-After, X-NestedFP-Ignored, X-NestedFP-Unenforced"});
+      headers.push_back({"Access-Control-Expose-Headers",
+                         "X-Request-Id, Request-Id, Retry-After, X-NestedFP-Ignored, X-NestedFP-Unenforced"});
       if (!all) headers.push_back({"Vary", "Origin"});
     }
   }
@@ -293,7 +298,10 @@ void Api::handle(http::Request request, std::shared_ptr<http::Exchange> exchange
     http::Response response;
     response.status = 204;
     response.headers.push_back({"Allow", "GET, HEAD, POST, DELETE, OPTIONS"});
-    if (call.headers.size() > 1) {  // the origin is allowed
+    const bool origin_allowed = std::any_of(call.headers.begin(), call.headers.end(), [](const http::Header& header) {
+      return header.name == "Access-Control-Allow-Origin";
+    });
+    if (origin_allowed) {
       response.headers.push_back({"Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS"});
       const std::string_view wanted = call.request.header("Access-Control-Request-Headers");
       response.headers.push_back(

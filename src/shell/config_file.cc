@@ -1,6 +1,7 @@
 #include "shell/config_file.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "text/utf8.h"
@@ -10,6 +11,55 @@ namespace {
 
 bool is_bare(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+}
+
+// TOML's numbers are decimal with '_' between digits; its other forms (0x, inf, dates) no flag takes. Without the '_'.
+std::optional<std::string> number_of(std::string_view value) {
+  std::string digits;
+  bool digit = false, point = false, exponent = false;
+  const auto is_digit = [&](size_t i) { return i < value.size() && value[i] >= '0' && value[i] <= '9'; };
+  for (size_t i = 0; i < value.size(); ++i) {
+    const char c = value[i];
+    bool good = false;
+    if (is_digit(i)) {
+      digit = good = true;
+    } else if (c == '_') {
+      if (i == 0 || !is_digit(i - 1) || !is_digit(i + 1)) return std::nullopt;
+      continue;
+    } else if (c == '+' || c == '-') {
+      good = i == 0 || value[i - 1] == 'e' || value[i - 1] == 'E';
+    } else if (c == '.') {
+      good = digit && !point && !exponent;
+      point = true;
+    } else if (c == 'e' || c == 'E') {
+      good = digit && !exponent;
+      exponent = true;
+    }
+    if (!good) return std::nullopt;
+    digits += c;
+  }
+  if (!digit || digits.back() < '0' || digits.back() > '9') return std::nullopt;
+  return digits.front() == '+' ? digits.substr(1) : digits;
+}
+
+// What was meant by a value that is none, as TOML has it.
+std::string meant(std::string_view value) {
+  if (value.size() > 1 && (value.back() == ',' || value.back() == ';')) value.remove_suffix(1);
+  if (number_of(value) || value == "true" || value == "false") return std::string(value);
+  std::string low(value);
+  for (char& c : low) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c | 0x20 : c);
+  if (low == "true" || low == "yes" || low == "on") return "true";
+  if (low == "false" || low == "no" || low == "off") return "false";
+  const char quote = value.front();
+  const bool quoted = (quote == '"' || quote == '\'') && value.find(quote, 1) == value.size() - 1;
+  if (quoted) return std::string(value);
+  std::string plain(value);
+  for (const std::string_view curly : {"\u201c", "\u201d", "\u2018", "\u2019"}) {  // as word processors write them
+    if (plain.starts_with(curly)) plain.erase(0, curly.size());
+    if (plain.ends_with(curly)) plain.erase(plain.size() - curly.size());
+  }
+  if (plain.find_first_of("\"\\") == std::string::npos) return '"' + plain + '"';
+  return plain.find('\'') == std::string::npos ? '\'' + plain + '\'' : "\"...\"";
 }
 
 class Reader {
@@ -28,12 +78,14 @@ class Reader {
       } else {
         ConfigEntry entry;
         entry.line = line_;
+        const size_t begin = place_;
         NFP_RETURN_IF_ERROR(read_key(entry.key));
+        const size_t end = place_;
         skip_spaces();
-        if (!take('=')) return bad("after the key '" + entry.key + "' there must be a '='");
+        if (!take('=')) return without_equals(entry.key, text_.substr(begin, end - begin));
         skip_spaces();
         NFP_RETURN_IF_ERROR(read_value(entry, /*in_array=*/false));
-        if (!keys.insert(entry.key).second) return bad("the key '" + entry.key + "' is there twice");
+        if (!keys.insert(entry.key).second) return bad("the key '" + entry.key + "' is there twice", begin);
         entries.push_back(std::move(entry));
       }
       NFP_RETURN_IF_ERROR(end_of_line());
@@ -65,14 +117,45 @@ class Reader {
       ++line_;
     }
   }
-  Error bad(const std::string& what) const { return error(ErrorCode::kUsage, "{}:{}: {}", name_, line_, what); }
+  // At a place on this line; its column counts characters.
+  Error bad(const std::string& what, size_t place) const {
+    const size_t start = place == 0 ? 0 : text_.rfind('\n', place - 1) + 1;  // npos + 1 is 0
+    const std::string_view before = text_.substr(start, place - start);
+    const auto column = 1 + std::count_if(before.begin(), before.end(), [](char c) { return (c & 0xc0) != 0x80; });
+    return error(ErrorCode::kUsage, "{}:{}:{}: {}", name_, line_, column, what);
+  }
+  Error bad(const std::string& what) const { return bad(what, place_); }
+
+  // From a place to the end of its line, or of the array's item, without a comment.
+  std::string_view rest(size_t place, bool in_array = false) const {
+    std::string_view line = text_.substr(place, text_.find_first_of(in_array ? ",]\r\n" : "\r\n", place) - place);
+    line = line.substr(0, line.find('#'));
+    while (!line.empty() && (line.back() == ' ' || line.back() == '\t')) line.remove_suffix(1);
+    return line;
+  }
+
+  // A line of YAML, of a command or of prose.
+  Error without_equals(std::string key, std::string_view written) {
+    if (written.starts_with("--")) {
+      key.erase(0, key.find_first_not_of('-'));
+      if (key.empty()) return bad("a line is a key, '=' and a value, such as port = 8000");
+    }
+    take(':');
+    skip_spaces();
+    const std::string_view value = rest(place_);
+    const std::string should = value.empty() ? "..." : meant(value);
+    const char* const list = should == "..." ? ", or of a list [\"...\", \"...\"]" : "";
+    return bad(fmt::format("after the key '{}' there must be a '=': write {} = {}{}", written, key, should, list),
+               place_);
+  }
 
   Status end_of_line() {
     skip_spaces();
     skip_comment();
     if (peek() == '\r') ++place_;
     if (at_end() || peek() == '\n') return ok_status();
-    return bad("there is more on the line than a key and its value; text needs quotes");
+    return bad(
+        fmt::format("'{}': a line ends after its value; text with spaces needs quotes around all of it", rest(place_)));
   }
 
   Status read_header(bool late) {
@@ -92,7 +175,7 @@ class Reader {
     } else {
       while (!at_end() && is_bare(peek())) key += text_[place_++];
     }
-    if (key.empty()) return bad("a line must begin with a key: letters, digits, '-' and '_'");
+    if (key.empty()) return bad("a line must begin with a key: letters, digits, '-' and '_', as in port = 8000");
     if (peek() == '.') return bad("the key '" + key + ".' is dotted; there are no tables inside");
     std::replace(key.begin(), key.end(), '_', '-');
     return ok_status();
@@ -109,64 +192,53 @@ class Reader {
     } else if (peek() == '[' && !in_array) {
       return read_array(entry);
     } else {
-      while (!at_end() && (is_bare(peek()) || peek() == '.' || peek() == '+')) value += text_[place_++];
-      const bool boolean = value == "true" || value == "false";
-      if (!boolean) NFP_RETURN_IF_ERROR(check_number(entry.key, value));
+      const std::string_view written = rest(place_, in_array);
+      const bool boolean = written == "true" || written == "false";
+      const auto number = number_of(written);
+      if (!boolean && !number) return no_value(entry.key, written, in_array);
+      value = boolean ? std::string(written) : *number;
+      place_ += written.size();
       if (!in_array) entry.kind = boolean ? ConfigEntry::Kind::kBoolean : ConfigEntry::Kind::kNumber;
     }
     entry.values.push_back(std::move(value));
     return ok_status();
   }
 
+  Error no_value(const std::string& key, std::string_view written, bool in_array) const {
+    if (written.empty()) {
+      return bad(fmt::format("the key '{}' has no value: write text in quotes, a number, true, false or [...]", key));
+    }
+    if (written.front() == '[' || written.front() == '{') {
+      return bad(fmt::format("the value of '{}': there are no tables, nor lists in lists", key));
+    }
+    const std::string should = meant(written);
+    return bad(
+        fmt::format("the value of '{}' is {}, not a number, true, false or [...]; text needs quotes: write "
+                    "{}",
+                    key, written, in_array ? should : key + " = " + should));
+  }
+
   Status read_array(ConfigEntry& entry) {
     entry.kind = ConfigEntry::Kind::kArray;
+    const size_t begin = place_;
+    const int first = line_;
     take('[');
     while (true) {
       skip_lines();
       if (take(']')) return ok_status();
-      if (at_end()) return bad("the array of '" + entry.key + "' does not end");
+      if (at_end()) {
+        line_ = first;
+        return bad("the array of '" + entry.key + "' does not end: a ']' is missing", begin);
+      }
       NFP_RETURN_IF_ERROR(read_value(entry, /*in_array=*/true));
       skip_lines();
       if (!at_end() && peek() != ']' && !take(','))
-        return bad("in the array of '" + entry.key + "' a comma is missing");
+        return bad("in the array of '" + entry.key + "' a comma is missing before this");
     }
-  }
-
-  // TOML's numbers are decimal with '_' between digits; its other forms (0x, inf, dates) no flag takes.
-  Status check_number(const std::string& key, std::string& value) const {
-    std::string digits;
-    bool digit = false, point = false, exponent = false, good = !value.empty();
-    for (size_t i = 0; i < value.size(); ++i) {
-      const char c = value[i];
-      const char before = i > 0 ? value[i - 1] : '\0';
-      if (c >= '0' && c <= '9') {
-        digit = true;
-      } else if (c == '_') {
-        good = good && before >= '0' && before <= '9' && i + 1 < value.size() && value[i + 1] >= '0' &&
-               value[i + 1] <= '9';
-        continue;
-      } else if (c == '+' || c == '-') {
-        good = good && (i == 0 || before == 'e' || before == 'E');
-      } else if (c == '.') {
-        good = good && digit && !point && !exponent;
-        point = true;
-      } else if (c == 'e' || c == 'E') {
-        good = good && digit && !exponent;
-        exponent = true;
-      } else {
-        good = false;
-      }
-      digits += c;
-    }
-    if (!good || !digit || digits.back() < '0' || digits.back() > '9') {
-      return bad(fmt::format("the value of '{}' is '{}': text needs quotes; else it is a number, true, false or [...]",
-                             key, value));
-    }
-    value = digits.front() == '+' ? digits.substr(1) : digits;
-    return ok_status();
   }
 
   Status read_string(std::string& out) {
+    const size_t begin = place_;
     const char quote = text_[place_++];
     while (!at_end() && peek() != '\n') {
       const char c = text_[place_++];
@@ -177,7 +249,7 @@ class Reader {
       }
       NFP_RETURN_IF_ERROR(read_escape(out));
     }
-    return bad("a string does not end on its line");
+    return bad(fmt::format("a string does not end on its line: a {} is missing", quote), begin);
   }
 
   Status read_escape(std::string& out) {

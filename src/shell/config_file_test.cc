@@ -29,35 +29,63 @@ TEST(ConfigFile, ValuesOfEveryKind) {
             "1:a=C:\\x? 2:b=\xc3\xa4\t\"\xf0\x9f\x98\x80\\?");
   EXPECT_EQ(shown("a = [\"x\", 'y, z', # both\n  3,\n]\nb = []\nc = -1.5e+3"), "1:a=x|y, z|3[ 4:b=[ 5:c=-1.5e+3#");
   EXPECT_EQ(shown("a = +5\nb = false"), "1:a=5# 2:b=falseb");
+  EXPECT_EQ(shown("a = 5#c\nb = [1#c\n,2#,3\n]#c\nc=true#"), "1:a=5# 2:b=1|2[ 5:c=trueb");
 }
 
 TEST(ConfigFile, WhatItIsNotIsToldWithItsLine) {
   const std::pair<const char*, const char*> cases[] = {
-      {"a = 1\nb", "f.toml:2: after the key 'b' there must be a '='"},
-      {"a = hello", "f.toml:1: the value of 'a' is 'hello': text needs quotes"},
-      {"a = /path", "f.toml:1: the value of 'a' is ''"},
-      {"a = 1 2", "f.toml:1: there is more on the line"},
-      {"a = 1\na = 2", "f.toml:2: the key 'a' is there twice"},
-      {"a_b = 1\na-b = 2", "f.toml:2: the key 'a-b' is there twice"},
-      {"[other]\na = 1", "f.toml:1: '[other]': the only table is [serve]"},
-      {"[[serve]] # a list\na = 1", "f.toml:1: '[[serve]]': the only table is [serve]"},
-      {"[serve\na = 1", "f.toml:1: '[serve': the only table is [serve]"},
+      {"a = 1\nb", "f.toml:2:2: after the key 'b' there must be a '=': write b = ..."},
+      {"a = hello",
+       "f.toml:1:5: the value of 'a' is hello, not a number, true, false or [...]; text needs quotes: write a = "
+       "\"hello\""},
+      {"ab = /p a/x.gguf # c",
+       "f.toml:1:6: the value of 'ab' is /p a/x.gguf, not a number, true, false or [...]; text needs quotes: "
+       "write ab = \"/p a/x.gguf\""},
+      {"# \u00e4\n\"\u00e4\" = x", "f.toml:2:7: the value of"},
+      {"a = C:\\x", "write a = 'C:\\x'"},
+      {"a = \u201cx\u201d", "write a = \"x\""},
+      {"a = True", "write a = true"},
+      {"a = off # c", "write a = false"},
+      {"a = [x y, 1]",
+       "f.toml:1:6: the value of 'a' is x y, not a number, true, false or [...]; text needs quotes: write \"x "
+       "y\""},
+      {"a =", "f.toml:1:4: the key 'a' has no value: write"},
+      {"a = # c", "f.toml:1:5: the key 'a' has no value: write"},
+      {"model: /path", "f.toml:1:8: after the key 'model' there must be a '=': write model = \"/path\""},
+      {"port: 80", "write port = 80"},
+      {"strict: yes", "write strict = true"},
+      {"keys:\n  - x",
+       "f.toml:1:6: after the key 'keys' there must be a '=': write keys = ..., or of a list [\"...\", \"...\"]"},
+      {"--port 80", "f.toml:1:8: after the key '--port' there must be a '=': write port = 80"},
+      {"--", "f.toml:1:3: a line is a key"},
+      {"{\"port\": 80}", "f.toml:1:1: a line must begin with a key"},
+      {"a = 1 2", "f.toml:1:5: the value of 'a' is 1 2, not a number"},
+      {"a = \"x\" y", "f.toml:1:9: 'y': a line ends after its value"},
+      {"a = 1,",
+       "f.toml:1:5: the value of 'a' is 1,, not a number, true, false or [...]; text needs quotes: write a = 1"},
+      {"a = 1\na = 2", "f.toml:2:1: the key 'a' is there twice"},
+      {"a_b = 1\na-b = 2", "f.toml:2:1: the key 'a-b' is there twice"},
+      {"[other]\na = 1", "f.toml:1:1: '[other]': the only table is [serve]"},
+      {"[[serve]] # a list\na = 1", "f.toml:1:1: '[[serve]]': the only table is [serve]"},
+      {"[serve\na = 1", "f.toml:1:1: '[serve': the only table is [serve]"},
       {"a = 1\n[serve]", "the only table is [serve], once and first"},
-      {"[serve]\n[serve]", "f.toml:2"},
-      {"[serve\na = 1", "f.toml:1"},
+      {"[serve]\n[serve]", "f.toml:2:1: "},
+      {"[serve\na = 1", "f.toml:1:1: "},
       {"a.b = 1", "is dotted"},
-      {"a = \"x\nb = 1", "a string does not end on its line"},
+      {"a = \"x\nb = 1", "f.toml:1:5: a string does not end on its line: a \" is missing"},
       {"a = \"\"\"x\"\"\"", "several lines are not known"},
-      {"a = [1, 2", "the array of 'a' does not end"},
-      {"a = [1 2]", "a comma is missing"},
-      {"a = [[1]]", "f.toml:1: the value of 'a'"},
-      {"a = {b = 1}", "f.toml:1: the value of 'a'"},
+      {"a = [1, 2", "f.toml:1:5: the array of 'a' does not end: a ']' is missing"},
+      {"a = [1,\n2", "f.toml:1:5: the array"},
+      {"a = [\"1\" 2]", "f.toml:1:10: in the array of 'a' a comma is missing before this"},
+      {"a = [1 2]", "f.toml:1:6: the value of 'a' is 1 2"},
+      {"a = [[1]]", "f.toml:1:6: the value of 'a': there are no tables, nor lists in lists"},
+      {"a = {b = 1}", "f.toml:1:5: the value of 'a'"},
       {"a = \"\\x\"", "an escape that TOML does not know"},
       {"a = \"\\ud800\"", "an escape that TOML does not know"},
       {"a = \"\\u12\"", "too few hexadecimal digits"},
-      {"a = 0x10", "f.toml:1: the value of 'a' is '0x10'"},
-      {"a = 1__0", "f.toml:1: the value of 'a'"},
-      {"a = 1.", "f.toml:1: the value of 'a'"},
+      {"a = 0x10", "f.toml:1:5: the value of 'a' is 0x10,"},
+      {"a = 1__0", "f.toml:1:5: the value of 'a'"},
+      {"a = 1.", "f.toml:1:5: the value of 'a'"},
       {"= 1", "a line must begin with a key"},
   };
   for (const auto& [text, message] : cases)
@@ -135,7 +163,7 @@ TEST_F(Apply, UnknownKeysAndWrongValuesAreNamed) {
       {"port = [1, 2]", "'port' takes one value"},
       {"quiet = \"yes\"", "'quiet' is true or false"},
       {"quiet = 1", "'quiet' is true or false"},
-      {"model = m", ":1: the value of 'model'"},
+      {"model = m", ":1:9: the value of 'model'"},
   };
   for (const auto& [text, message] : cases) {
     const std::string got = parse(text);

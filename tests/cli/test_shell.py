@@ -215,7 +215,8 @@ class ConfigFile(Scratch):
         self.assertIn("serve.toml:2: there is no key 'prot'", self.fails('model = "m"\nprot = 8001\n'))
         self.assertIn("serve.toml:1: 'port': ", self.fails('port = "many"\n'))
         self.assertIn("serve.toml:1: 'device': ", self.fails('device = "tpu"\n'))
-        self.assertIn("serve.toml:3: the value of 'host'", self.fails('[serve]\nmodel = "m"\nhost = localhost\n'))
+        self.assertIn('serve.toml:3:8: the value of \'host\' is localhost, not a number, true, false or [...]; text needs quotes: write host = "localhost"',
+                      self.fails('[serve]\nmodel = "m"\nhost = localhost\n'))
         self.assertIn("MODEL is required", self.fails("port = 1\n"))
         self.assertIn("--config", run("serve", "--config", self.path("none"), code=2)[1])
 

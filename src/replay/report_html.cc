@@ -99,6 +99,27 @@ Line distribution(const std::string& name, std::vector<double> values) {
   return line;
 }
 
+std::string cell(const std::optional<double>& value, double scale, int digits) {
+  return value && std::isfinite(*value) ? fmt::format("{:.{}f}", scale * *value, digits) : std::string("-");
+}
+
+std::string figures(const ReplayReport& report) {
+  std::string html =
+      "<table><tr><th>policy</th><th>requests/s</th><th>tight, %</th><th>loose, %</th><th>FP16 tokens, %</th>"
+      "<th>TTFT p50, s</th><th>p90</th><th>p99</th><th>worst</th><th>TPOT p50, ms</th><th>p90</th><th>longest gap, "
+      "ms</th>"
+      "<th>goodput</th><th>switches</th></tr>";
+  for (const ReplaySummary& row : report.rows) {
+    html += fmt::format(
+        "<tr><td>{}</td><td>{:.2f}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.3f}</td><td>{:.3f}</td><td>{:.3f}</td>"
+        "<td>{:.2f}</td><td>{:.1f}</td><td>{:.1f}</td><td>{:.0f}</td><td>{}</td><td>{}</td></tr>",
+        escaped(row.policy), row.rate, cell(row.tight, 100, 1), cell(row.loose, 100, 1), cell(row.fp16_share, 100, 1),
+        row.ttft.p50, row.ttft.p90, row.ttft.p99, row.ttft.worst, 1e3 * row.tpot.p50, 1e3 * row.tpot.p90,
+        1e3 * row.gap.worst, cell(row.goodput, 1, 2), row.switches);
+  }
+  return html + "</table>";
+}
+
 }  // namespace
 
 std::string to_html(const ReplayReport& report) {
@@ -113,25 +134,12 @@ std::string to_html(const ReplayReport& report) {
       "code{background:#f3f4f6;padding:.1em .3em;word-break:break-all}</style><h1>nestedfp replay</h1>";
   html += fmt::format("<p>{} on {}</p><p><code>{}</code></p>", escaped(report.trace), escaped(report.machine),
                       escaped(report.command));
-  html +=
-      "<table><tr><th>policy</th><th>requests/s</th><th>tight, %</th><th>loose, %</th><th>FP16 tokens, %</th>"
-      "<th>TTFT p50, s</th><th>p90</th><th>p99</th><th>worst</th><th>TPOT p50, ms</th><th>p90</th><th>longest gap, "
-      "ms</th>"
-      "<th>goodput</th><th>switches</th></tr>";
-  const auto cell = [](const std::optional<double>& value, double scale, int digits) {
-    return value && std::isfinite(*value) ? fmt::format("{:.{}f}", scale * *value, digits) : std::string("-");
-  };
+  if (!report.rows.empty()) html += figures(report);  // the highest rates alone have none
   std::map<std::string, std::array<Line, 2>> by_rate;
   std::vector<std::string> order;
   std::vector<Line> ttft, tpot;
   for (size_t i = 0; i < report.rows.size(); ++i) {
     const ReplaySummary& row = report.rows[i];
-    html += fmt::format(
-        "<tr><td>{}</td><td>{:.2f}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.3f}</td><td>{:.3f}</td><td>{:.3f}</td>"
-        "<td>{:.2f}</td><td>{:.1f}</td><td>{:.1f}</td><td>{:.0f}</td><td>{}</td><td>{}</td></tr>",
-        escaped(row.policy), row.rate, cell(row.tight, 100, 1), cell(row.loose, 100, 1), cell(row.fp16_share, 100, 1),
-        row.ttft.p50, row.ttft.p90, row.ttft.p99, row.ttft.worst, 1e3 * row.tpot.p50, 1e3 * row.tpot.p90,
-        1e3 * row.gap.worst, cell(row.goodput, 1, 2), row.switches);
     auto& lines = by_rate[row.policy];
     if (lines[0].points.empty()) order.push_back(row.policy);
     lines[0].name = lines[1].name = row.policy;
@@ -148,7 +156,6 @@ std::string to_html(const ReplayReport& report) {
     ttft.push_back(distribution(name, std::move(first)));
     tpot.push_back(distribution(name, std::move(mean)));
   }
-  html += "</table>";
   html +=
       "<p>Tight and loose: time to first token and mean time between tokens are each at most 5 and 10 times those of "
       "the request alone in FP16.</p>";

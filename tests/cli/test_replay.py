@@ -208,6 +208,13 @@ class Replay(Scratch):
         self.assertEqual(re.findall(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page), [])  # it loads nothing
         self.assertIn("slo", page)
 
+    def test_a_page_of_highest_rates_has_no_empty_table(self):
+        run("replay", self.trace, "--simulate", self.table, "--find-rate", "--policies", "slo-fp8", "--html", self.path("r.html"))
+        with open(self.path("r.html"), encoding="utf-8") as file:
+            tables = re.findall("<table>.*?</table>", file.read())
+        self.assertEqual(len(tables), 1)
+        self.assertIn("<td>slo-fp8</td>", tables[0])
+
     def test_a_table_of_another_model_is_refused(self):
         self.report(self.trace, "--table-model", "m", "--table-engine", "d")
         for flag in ("--table-model", "--table-engine"):

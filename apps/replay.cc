@@ -412,7 +412,8 @@ void add_replay(CLI::App& app, Status& status) {
   auto flags = std::make_shared<ReplayFlags>();
   CLI::App* verb = app.add_subcommand("replay", "Play a request trace: what latency, and which share of it in FP16");
   verb->footer(
-      "TRACE is an Azure LLM inference trace, BurstGPT (CSV) or a Mooncake trace (JSON lines).\n"
+      "TRACE is an Azure LLM inference trace, BurstGPT (CSV) or a Mooncake trace (JSON lines). Each may also have\n"
+      "`priority` and `precision` (auto, exact, fast) of a request, in columns or fields of these names.\n"
       "Examples:\n"
       "  nestedfp replay azure.csv --simulate steps.json --rate 2 5 10 --requests 1000 --html report.html\n"
       "  nestedfp replay azure.csv --simulate steps.json --find-rate --attainment 0.95\n"

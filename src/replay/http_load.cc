@@ -149,6 +149,9 @@ class Player {
                  {"temperature", 0},
                  {"ignore_eos", true},
                  {"stream_options", {{"include_usage", true}}}};
+    // Of what a trace does not say, servers that have no such field need not be told.
+    if (asked.priority != 0) body["priority"] = asked.priority;
+    if (asked.precision) body["precision"] = name_of(*asked.precision);
     if (options_.targets) {
       const HttpLoadOptions::Targets targets = options_.targets(asked);
       body["slo_ttft_ms"] = 1e3 * targets.ttft_s;

@@ -62,9 +62,9 @@ class StreamServer {
   StreamServer(const StreamServer&) = delete;
   StreamServer& operator=(const StreamServer&) = delete;
   std::string url() const { return listener_.url(); }
-  std::vector<std::string> prompts() const {
-    const std::scoped_lock lock(mutex_);
-    return prompts_;
+  std::vector<std::string> posts() {
+    const std::lock_guard lock(mutex_);
+    return posts_;
   }
 
  private:
@@ -74,10 +74,9 @@ class StreamServer {
       std::string answer = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
       const bool named = request.find("\r\nHost: " + url().substr(7) + "\r\n") != std::string::npos;
       if (request.starts_with("POST") && named) {
+        const std::lock_guard lock(mutex_);
+        posts_.push_back(request);
         answer = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + streams_[next_];
-        const size_t prompt = request.find("\"prompt\"");
-        const std::scoped_lock lock(mutex_);
-        prompts_.push_back(request.substr(prompt, request.find(']', prompt) - prompt));
         if (next_ + 1 < streams_.size()) ++next_;
       }
       for (size_t sent = 0; sent < answer.size();) {
@@ -106,8 +105,8 @@ class StreamServer {
   const std::vector<std::string> streams_;
   const Listener listener_;
   size_t next_ = 0;
-  mutable std::mutex mutex_;
-  std::vector<std::string> prompts_;
+  std::mutex mutex_;
+  std::vector<std::string> posts_;  // what was asked
   std::thread thread_;
 };
 
@@ -170,6 +169,23 @@ TEST(HttpLoad, AStreamWithoutAnAnswerIsNone) {
     EXPECT_TRUE(outcome.error().message.ends_with("failed with: its stream ended without an answer"))
         << outcome.error().message;
   }
+}
+
+TEST(HttpLoad, RequestsSayWhatTheTraceSaysOfThem) {
+  Trace trace;
+  trace.requests = {{0, 4, 2}, {0, 4, 2, -7, PrecisionClass::kAuto}};
+  StreamServer server({std::string(kTwoTokens) + kDone});
+  HttpLoadOptions options;
+  options.url = server.url();
+  ASSERT_TRUE(play_over_http(trace, options, {}).ok());
+  int said = 0, silent = 0;
+  for (const std::string& post : server.posts()) {
+    said +=
+        post.find("\"priority\":-7") != std::string::npos && post.find("\"precision\":\"auto\"") != std::string::npos;
+    silent += post.find("priority") == std::string::npos && post.find("precision") == std::string::npos;
+  }
+  EXPECT_EQ(said, 1);
+  EXPECT_EQ(silent, 1);
 }
 
 TEST(HttpLoad, AServerThatTakesConnectionsAndSaysNothingIsGivenUp) {
@@ -236,15 +252,18 @@ TEST(HttpLoad, PromptsAreOfTheSeedAndOfTheRequestsBefore) {
   Trace trace;
   trace.requests = {{0, 40, 2}, {0, 40, 2}};
   const auto prompts_of = [&trace](uint64_t seed, uint64_t played) {
-    const StreamServer server({std::string(kTwoTokens) + kDone});
+    StreamServer server({std::string(kTwoTokens) + kDone});
     HttpLoadOptions options;
     options.url = server.url();
     options.seed = seed;
     options.played = played;
     EXPECT_TRUE(play_over_http(trace, options, {}).ok());
-    const std::vector<std::string> prompts = server.prompts();
-    EXPECT_EQ(prompts.size(), 2);
-    return std::set<std::string>(prompts.begin(), prompts.end());
+    std::set<std::string> prompts;
+    for (const std::string& post : server.posts()) {
+      const size_t prompt = post.find("\"prompt\"");
+      prompts.insert(post.substr(prompt, post.find(']', prompt) - prompt));
+    }
+    return prompts;
   };
   const std::set<std::string> first = prompts_of(1, 0);
   EXPECT_EQ(first.size(), 2);

@@ -14,6 +14,8 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
+constexpr double kTight = 5, kLoose = 10;  // times of a request alone
+
 std::string percent(const std::optional<double>& share) {
   return share && std::isfinite(*share) ? fmt::format("{:.1f}", 100 * *share) : "-";
 }
@@ -39,6 +41,72 @@ std::string reasons_of(const ReplaySummary& row) {
 
 OrderedJson optional(const std::optional<double>& value) {
   return value && std::isfinite(*value) ? OrderedJson(*value) : OrderedJson();
+}
+
+template <typename Key>
+OrderedJson to_json(const std::map<Key, ReplayGroup>& groups, const char* by) {
+  OrderedJson rows = OrderedJson::array();
+  for (const auto& [key, group] : groups) {
+    rows.push_back({{by, key},
+                    {"requests", group.requests},
+                    {"failed", group.failed},
+                    {"attainment_tight", optional(group.tight)},
+                    {"attainment_loose", optional(group.loose)},
+                    {"ttft_s", to_json(group.ttft)},
+                    {"tpot_s", to_json(group.tpot)}});
+  }
+  return rows;
+}
+
+template <typename Key>
+std::string to_text(const std::map<Key, ReplayGroup>& groups, const char* by) {
+  std::string text;
+  for (const auto& [key, group] : groups) {
+    text += fmt::format("  {} {}: {} request{}", by, key, group.requests, group.requests == 1 ? "" : "s");
+    if (group.failed > 0) text += fmt::format(" ({} failed)", group.failed);
+    if (group.tight) text += fmt::format(", {} % tight, {} % loose", percent(group.tight), percent(group.loose));
+    text += fmt::format(", TTFT p50 {:.3f}, p90 {:.3f}, worst {:.2f} s\n", group.ttft.p50, group.ttft.p90,
+                        group.ttft.worst);
+  }
+  return text;
+}
+
+// Whether a request's times are at most so many times those of the request alone.
+bool attains(const ReplayedRequest& request, const AloneTimes& alone, double factor) {
+  return request.ttft_s <= factor * alone.ttft_s && request.tpot_s <= factor * alone.tpot_s;
+}
+
+template <typename Key, typename KeyOf>
+std::map<Key, ReplayGroup> grouped(const ReplayOutcome& outcome, const StepModel* model, int32_t max_step_tokens,
+                                   const KeyOf& key_of) {
+  std::map<Key, std::vector<const ReplayedRequest*>> by_key;
+  for (const ReplayedRequest& request : outcome.requests) by_key[key_of(request.asked)].push_back(&request);
+  std::map<Key, ReplayGroup> groups;
+  if (by_key.size() < 2) return groups;
+  for (const auto& [key, requests] : by_key) {
+    ReplayGroup& group = groups[key];
+    group.requests = std::ssize(requests);
+    std::vector<double> ttft, tpot;
+    int64_t tight = 0, loose = 0;
+    for (const ReplayedRequest* request : requests) {
+      if (!request->done) {
+        ++group.failed;
+        continue;
+      }
+      ttft.push_back(request->ttft_s);
+      if (request->output > 1) tpot.push_back(request->tpot_s);
+      if (model == nullptr) continue;
+      const AloneTimes times = alone(*model, request->asked, max_step_tokens);
+      tight += attains(*request, times, kTight) ? 1 : 0;
+      loose += attains(*request, times, kLoose) ? 1 : 0;
+    }
+    group.ttft = percentiles(std::move(ttft));
+    group.tpot = percentiles(std::move(tpot));
+    if (model == nullptr) continue;
+    group.tight = static_cast<double>(tight) / static_cast<double>(group.requests);
+    group.loose = static_cast<double>(loose) / static_cast<double>(group.requests);
+  }
+  return groups;
 }
 
 }  // namespace
@@ -146,9 +214,8 @@ ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy,
     if (model == nullptr) continue;
     const AloneTimes times = alone(*model, request.asked, max_step_tokens);
     for (size_t i = 0; i < 2; ++i) {
-      const double factor = i == 0 ? 5 : 10;
-      const bool each = request.ttft_s <= factor * times.ttft_s && request.tpot_s <= factor * times.tpot_s;
-      met[i] += each ? 1 : 0;
+      const double factor = i == 0 ? kTight : kLoose;
+      met[i] += attains(request, times, factor) ? 1 : 0;
       met[2 + i] += request.e2e_s <= factor * times.e2e_s ? 1 : 0;
     }
   }
@@ -180,6 +247,11 @@ ReplaySummary summarize(const ReplayOutcome& outcome, const std::string& policy,
   if (row.seconds > 0) row.output_rate = static_cast<double>(output) / row.seconds;
   row.joules = outcome.joules;
   if (row.joules && output > 0) row.joules_per_token = *row.joules / static_cast<double>(output);
+  row.by_priority =
+      grouped<int32_t>(outcome, model, max_step_tokens, [](const TraceRequest& asked) { return asked.priority; });
+  row.by_precision = grouped<std::string>(outcome, model, max_step_tokens, [](const TraceRequest& asked) {
+    return std::string(name_of(asked.precision.value_or(PrecisionClass::kAuto)));
+  });
   return row;
 }
 
@@ -210,6 +282,7 @@ std::string to_text(const ReplayReport& report) {
                           row.joules_per_token.value_or(0));
     }
     if (row.failed > 0) text += fmt::format("  of these {} of {} failed\n", row.failed, row.requests);
+    text += to_text(row.by_priority, "priority") + to_text(row.by_precision, "precision");
   }
   for (const ReplayReport::Limit& limit : report.limits) {
     const double share = 100 * report.attainment.value_or(0);
@@ -253,7 +326,9 @@ std::string to_json(const ReplayReport& report) {
                     {"fp8_steps", of_steps(row.fp8_steps)},
                     {"switches", row.switches},
                     {"switch_reasons", row.switch_reasons},
-                    {"preemptions", of_steps(row.preemptions)}});
+                    {"preemptions", of_steps(row.preemptions)},
+                    {"by_priority", to_json(row.by_priority, "priority")},
+                    {"by_precision", to_json(row.by_precision, "precision")}});
   }
   OrderedJson limits = OrderedJson::array();
   for (const auto& limit : report.limits) limits.push_back({{"policy", limit.policy}, {"rate", limit.rate}});
@@ -268,12 +343,14 @@ std::string to_json(const ReplayReport& report) {
 
 std::string to_csv(const ReplayReport& report) {
   std::string text =
-      "policy,rate,arrival_s,input,output,done,ttft_s,tpot_s,e2e_s,longest_gap_s,fp16_tokens,fp8_tokens\n";
+      "policy,rate,arrival_s,input,output,done,ttft_s,tpot_s,e2e_s,longest_gap_s,fp16_tokens,fp8_tokens,"
+      "priority,precision\n";
   for (size_t i = 0; i < report.outcomes.size(); ++i) {
     for (const ReplayedRequest& r : report.outcomes[i].requests) {
-      text += fmt::format("{},{:.4f},{:.6f},{},{},{},{:.6f},{:.6f},{:.6f},{:.6f},{},{}\n", report.rows[i].policy,
+      text += fmt::format("{},{:.4f},{:.6f},{},{},{},{:.6f},{:.6f},{:.6f},{:.6f},{},{},{},{}\n", report.rows[i].policy,
                           report.rows[i].rate, r.asked.arrival_s, r.asked.input, r.asked.output, r.done ? 1 : 0,
-                          r.ttft_s, r.tpot_s, r.e2e_s, r.longest_gap_s, r.fp16_tokens, r.fp8_tokens);
+                          r.ttft_s, r.tpot_s, r.e2e_s, r.longest_gap_s, r.fp16_tokens, r.fp8_tokens, r.asked.priority,
+                          name_of(r.asked.precision.value_or(PrecisionClass::kAuto)));
     }
   }
   return text;

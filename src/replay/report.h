@@ -23,6 +23,14 @@ struct GoodputLimits {
 // "ttft:500", "tpot:50", "e2el:2000": milliseconds.
 Result<GoodputLimits> parse_goodput(const std::vector<std::string>& texts);
 
+// Those of a row's requests that say the same of themselves: one priority, or what precision they allow.
+struct ReplayGroup {
+  int64_t requests = 0;
+  int64_t failed = 0;
+  std::optional<double> tight, loose;  // as in ReplaySummary
+  Percentiles ttft, tpot;              // seconds
+};
+
 struct ReplaySummary {
   std::string policy;
   double rate = 0;  // requests a second that came
@@ -46,6 +54,9 @@ struct ReplaySummary {
   double seconds = 0;
   uint64_t steps = 0, fp8_steps = 0, switches = 0, preemptions = 0;
   std::map<std::string, uint64_t> switch_reasons;  // kLevelChangeNames
+  // Empty where all requests are of one kind.
+  std::map<int32_t, ReplayGroup> by_priority;
+  std::map<std::string, ReplayGroup> by_precision;  // auto, exact, fast
 };
 
 // What FP8 in a share of the weights costs: KL divergence from FP16, nats a token, as `evaluate` or `perplexity`

@@ -120,6 +120,28 @@ std::string figures(const ReplayReport& report) {
   return html + "</table>";
 }
 
+// A table of what became of requests by what they say of themselves; empty where they say the same.
+template <typename Groups>
+std::string group_table(const ReplayReport& report, const Groups& groups_of, const char* by) {
+  std::string lines;
+  for (const ReplaySummary& row : report.rows) {
+    for (const auto& [key, group] : groups_of(row)) {
+      lines += fmt::format(
+          "<tr><td>{}</td><td>{:.2f}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.3f}</td>"
+          "<td>{:.3f}</td><td>{:.3f}</td><td>{:.2f}</td><td>{:.1f}</td></tr>",
+          escaped(row.policy), row.rate, key, group.requests, group.failed, cell(group.tight, 100, 1),
+          cell(group.loose, 100, 1), group.ttft.p50, group.ttft.p90, group.ttft.p99, group.ttft.worst,
+          1e3 * group.tpot.p50);
+    }
+  }
+  if (lines.empty()) return lines;
+  return fmt::format(
+      "<h2>By {0}</h2><table><tr><th>policy</th><th>requests/s</th><th>{0}</th><th>requests</th><th>failed</th>"
+      "<th>tight, %</th><th>loose, %</th><th>TTFT p50, s</th><th>p90</th><th>p99</th><th>worst</th>"
+      "<th>TPOT p50, ms</th></tr>{1}</table>",
+      by, lines);
+}
+
 }  // namespace
 
 std::string to_html(const ReplayReport& report) {
@@ -159,6 +181,10 @@ std::string to_html(const ReplayReport& report) {
   html +=
       "<p>Tight and loose: time to first token and mean time between tokens are each at most 5 and 10 times those of "
       "the request alone in FP16.</p>";
+  html += group_table(
+      report, [](const ReplaySummary& row) -> auto& { return row.by_priority; }, "priority");
+  html += group_table(
+      report, [](const ReplaySummary& row) -> auto& { return row.by_precision; }, "precision");
   if (!report.limits.empty()) {
     html += fmt::format("<h2>Highest rate with {:.1f} % tight</h2><table><tr><th>policy</th><th>requests/s</th></tr>",
                         100 * report.attainment.value_or(0));

@@ -208,6 +208,8 @@ Status Fleet::submit(const TraceRequest& asked, size_t index) {
   request.sampling.seed = 0;
   request.sampling.ignore_eos = true;
   request.arrival = time_at(asked.arrival_s);
+  request.priority = asked.priority;
+  request.precision = asked.precision.value_or(PrecisionClass::kAuto);
   TraceRequest two = asked;
   two.output = 2;
   const auto target = [&](const std::optional<double>& fixed, double alone_s) {

@@ -131,6 +131,45 @@ TEST(Simulator, PrecisionFollowsThePolicy) {
   EXPECT_EQ(outcome.switches, 1u);
 }
 
+TEST(Simulator, RequestsHaveTheTracesPriorityAndPrecision) {
+  // One prompt a step; the last of six that came at once goes first.
+  std::vector<TraceRequest> requests(6, TraceRequest{0, 100, 1});
+  requests[5].priority = -1;
+  const ReplayOutcome first = play(requests, "fp16", small());
+  for (int i = 0; i < 5; ++i) EXPECT_GT(first.requests[i].ttft_s, first.requests[5].ttft_s) << i;
+  requests[5].priority = 0;
+  requests[2].precision = PrecisionClass::kExact;
+  const ReplayOutcome exact = play(requests, "fp8-w8a8", small());
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(exact.requests[i].fp8_tokens, i == 2 ? 0 : 101) << i;
+}
+
+TEST(Report, SaysWaitsByPriorityAndPrecision) {
+  std::vector<TraceRequest> requests(6, TraceRequest{0, 100, 1});  // one prompt a step of 110 ms
+  const StepModel model = plain_model();
+  const auto summary = [&] { return summarize(play(requests, "fp16", small()), "fp16", &model, 100, {}); };
+  EXPECT_TRUE(summary().by_priority.empty());
+  EXPECT_TRUE(summary().by_precision.empty());
+  requests[4].priority = requests[5].priority = -1;
+  requests[0].precision = PrecisionClass::kExact;
+  const ReplaySummary row = summary();
+  ASSERT_EQ(row.by_priority.size(), 2u);
+  const ReplayGroup &first = row.by_priority.at(-1), &others = row.by_priority.at(0);
+  EXPECT_EQ(first.requests, 2);
+  EXPECT_EQ(others.requests, 4);
+  EXPECT_NEAR(first.ttft.worst, 0.22, 1e-3);
+  EXPECT_NEAR(others.ttft.worst, 0.66, 1e-3);
+  EXPECT_DOUBLE_EQ(*first.tight, 1);
+  EXPECT_DOUBLE_EQ(*others.tight, 0.75);
+  EXPECT_DOUBLE_EQ(*row.tight, 5.0 / 6);
+  EXPECT_EQ(row.by_precision.at("exact").requests, 1);
+  EXPECT_EQ(row.by_precision.at("auto").requests, 5);
+  ReplayReport report;
+  report.rows = {row};
+  EXPECT_NE(to_text(report).find("  priority -1: 2 requests, 100.0 % tight"), std::string::npos) << to_text(report);
+  EXPECT_NE(to_text(report).find("  precision exact: 1 request,"), std::string::npos) << to_text(report);
+  EXPECT_NE(to_html(report).find("<h2>By priority</h2>"), std::string::npos);
+}
+
 std::vector<TraceRequest> burst() {
   std::vector<TraceRequest> requests;
   requests.reserve(120);

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <chrono>
 #include <cmath>
@@ -12,6 +13,7 @@
 #include <ios>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include "base/csv.h"
 #include "base/json_depth.h"
@@ -21,6 +23,8 @@ namespace nfp {
 namespace {
 
 constexpr double kMostSeconds = 1e11;  // year 5138: beyond it the unit is wrong
+constexpr std::array<std::pair<std::string_view, PrecisionClass>, 3> kPrecisions = {
+    {{"auto", PrecisionClass::kAuto}, {"exact", PrecisionClass::kExact}, {"fast", PrecisionClass::kFast}}};
 
 template <typename Number>
 std::optional<Number> number_in(std::string_view text) {
@@ -157,7 +161,24 @@ class Reader {
           "Response tokens (BurstGPT), or a JSON object with timestamp, input_length and output_length (Mooncake)");
     }
     columns_ = names.size();
+    priority_ = column("priority"), precision_ = column("precision");
     return ok_status();
+  }
+
+  Status set_priority(int64_t priority) {
+    if (priority < INT32_MIN || priority > INT32_MAX) {
+      return fail("priority {}: must be from {} to {}", priority, INT32_MIN, INT32_MAX);
+    }
+    asked_.priority = static_cast<int32_t>(priority);
+    return ok_status();
+  }
+  Status set_precision(std::string_view precision) {
+    for (const auto& [name, of_name] : kPrecisions) {
+      if (name != precision) continue;
+      asked_.precision = of_name;
+      return ok_status();
+    }
+    return fail("precision '{}': must be auto, exact or fast", precision);
   }
 
   Status csv_row(std::string_view line) {
@@ -170,6 +191,13 @@ class Reader {
     if (!input || !output) {
       return fail("'{}' and '{}' must be whole numbers of tokens", fields[input_], fields[output_]);
     }
+    asked_ = {};
+    if (priority_ < columns_ && !fields[priority_].empty()) {
+      const auto priority = number_in<int64_t>(fields[priority_]);
+      if (!priority) return fail("priority '{}': must be a whole number", fields[priority_]);
+      NFP_RETURN_IF_ERROR(set_priority(*priority));
+    }
+    if (precision_ < columns_ && !fields[precision_].empty()) NFP_RETURN_IF_ERROR(set_precision(fields[precision_]));
     return add(*seconds, *input, *output);
   }
 
@@ -191,9 +219,21 @@ class Reader {
     }
     const double seconds = time->get<double>() / 1e3;
     if (!std::isfinite(seconds)) return fail("timestamp is not a time");
+    asked_ = {};
+    if (const auto priority = json.find("priority"); priority != json.end() && !priority->is_null()) {
+      if (!priority->is_number_integer()) return fail("priority {}: must be a whole number", priority->dump());
+      // Beyond int64_t it would come out negative.
+      const bool large = priority->is_number_unsigned() && priority->get<uint64_t>() > INT32_MAX;
+      NFP_RETURN_IF_ERROR(set_priority(large ? int64_t{INT32_MAX} + 1 : priority->get<int64_t>()));
+    }
+    if (const auto precision = json.find("precision"); precision != json.end() && !precision->is_null()) {
+      if (!precision->is_string()) return fail("precision: must be auto, exact or fast");
+      NFP_RETURN_IF_ERROR(set_precision(precision->get_ref<const std::string&>()));
+    }
     return add(seconds, input->get<int64_t>(), output->get<int64_t>());
   }
 
+  // Of a row whose other fields are in `asked_`.
   Status add(double seconds, int64_t input, int64_t output) {
     if (seconds < 0 || seconds > kMostSeconds) return fail("{} is not a time in seconds", seconds);
     if (input < 0 || output < 0 || input > limits_.most_tokens || output > limits_.most_tokens) {
@@ -204,7 +244,10 @@ class Reader {
       return ok_status();
     }
     if (!trace_.requests.empty() && seconds < trace_.requests.back().arrival_s) ++trace_.unsorted;
-    trace_.requests.push_back({seconds, static_cast<int32_t>(input), static_cast<int32_t>(output)});
+    asked_.arrival_s = seconds;
+    asked_.input = static_cast<int32_t>(input);
+    asked_.output = static_cast<int32_t>(output);
+    trace_.requests.push_back(asked_);
     return ok_status();
   }
 
@@ -216,9 +259,18 @@ class Reader {
   int64_t line_number_ = 0, rows_ = 0;
   bool too_long_ = false;
   size_t columns_ = 0, time_ = 0, input_ = 0, output_ = 0;
+  size_t priority_ = 0, precision_ = 0;  // columns_: there is none
+  TraceRequest asked_;                   // of the row that is being read
 };
 
 }  // namespace
+
+std::string_view name_of(PrecisionClass precision) {
+  for (const auto& [name, of_name] : kPrecisions) {
+    if (of_name == precision) return name;
+  }
+  return "auto";
+}
 
 Result<Trace> read_trace(std::istream& in, std::string_view where, const TraceLimits& limits) {
   return Reader(in, where, limits).run();

@@ -4,22 +4,29 @@
 //             Stojkovic et al., DynamoLLM, HPCA 2025)
 //   BurstGPT  CSV, Timestamp,...,Request tokens,Response tokens,...; timestamps are seconds (Wang et al., 2024)
 //   Mooncake  JSON lines, {"timestamp": ms, "input_length", "output_length", ...} (Qin et al., FAST 2025)
+//
+// Each may say beside that what the server takes of a request, in columns or fields of these names: `priority`, and
+// `precision` (auto, exact or fast).
 #pragma once
 
 #include <cstdint>
 #include <istream>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/result.h"
+#include "engine/request.h"
 
 namespace nfp {
 
 struct TraceRequest {
-  double arrival_s = 0;  // since the first request of the trace
-  int32_t input = 0;     // tokens
-  int32_t output = 0;    // tokens
+  double arrival_s = 0;                     // since the first request of the trace
+  int32_t input = 0;                        // tokens
+  int32_t output = 0;                       // tokens
+  int32_t priority = 0;                     // lower goes first
+  std::optional<PrecisionClass> precision = std::nullopt;  // none: as the server does by default
 };
 
 struct Trace {
@@ -36,6 +43,9 @@ struct TraceLimits {
   size_t most_line_bytes = 1 << 20;  // Mooncake's lines carry hashes of their blocks
   int32_t most_tokens = 1 << 24;     // of one prompt or answer
 };
+
+// "auto", "exact", "fast", as the server takes it.
+std::string_view name_of(PrecisionClass precision);
 
 // Reads row by row. Errors name the line and the column.
 Result<Trace> read_trace(std::istream& in, std::string_view where, const TraceLimits& limits = {});

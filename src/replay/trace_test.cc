@@ -49,6 +49,35 @@ TEST(Trace, ReadsBurstGptAndMooncake) {
   EXPECT_NEAR(mooncake->requests[1].arrival_s, 3.053, 1e-9);
 }
 
+TEST(Trace, ReadsWhatTheServerTakesOfARequest) {
+  const auto none = read("Timestamp,Request tokens,Response tokens\n5,1,2\n");
+  ASSERT_TRUE(none.ok());
+  EXPECT_EQ(none->requests[0].priority, 0);
+  EXPECT_EQ(none->requests[0].precision, std::nullopt);
+  const auto csv = read(
+      "priority,Timestamp,Request tokens,Response tokens,precision\n-3,5,1,2,exact\n,6,1,2,\n7,4,1,2,fast\n"
+      "2147483647,7,1,2,auto\n");
+  const auto json = read(
+      "{\"timestamp\": 5000, \"input_length\": 1, \"output_length\": 2, \"priority\": -3, \"precision\": \"exact\"}\n"
+      "{\"timestamp\": 6000, \"input_length\": 1, \"output_length\": 2, \"priority\": null, \"precision\": null}\n"
+      "{\"timestamp\": 4000, \"input_length\": 1, \"output_length\": 2, \"priority\": 7, \"precision\": \"fast\"}\n"
+      "{\"timestamp\": 7000, \"input_length\": 1, \"output_length\": 2, \"priority\": 2147483647, "
+      "\"precision\": \"auto\"}\n");
+  for (const auto* trace : {&csv, &json}) {
+    ASSERT_TRUE(trace->ok()) << trace->error().message;
+    const auto& rows = (*trace)->requests;
+    ASSERT_EQ(rows.size(), 4u);
+    EXPECT_EQ(rows[0].priority, 7);
+    EXPECT_EQ(rows[0].precision, PrecisionClass::kFast);
+    EXPECT_EQ(rows[1].priority, -3);
+    EXPECT_EQ(rows[1].precision, PrecisionClass::kExact);
+    EXPECT_EQ(rows[2].priority, 0);
+    EXPECT_EQ(rows[2].precision, std::nullopt);
+    EXPECT_EQ(rows[3].priority, 2147483647);
+    EXPECT_EQ(rows[3].precision, PrecisionClass::kAuto);
+  }
+}
+
 TEST(Trace, PutsInOrderWhatIsNot) {
   const auto trace = read("Timestamp,Request tokens,Response tokens\n9,1,1\n3,2,2\n5,3,3\n");
   ASSERT_TRUE(trace.ok());
@@ -82,7 +111,23 @@ TEST(Trace, RefusesWhatIsWrongAndNamesTheLine) {
       {"{\"timestamp\": 1, \"input_length\": 18446744073709551615, \"output_length\": 2}\n", "must be from 0"},
       {"{\"timestamp\":\n", "line 1: is not a JSON object"},
   };
-  for (const auto& [text, named] : cases) {
+  const std::string said = "Timestamp,Request tokens,Response tokens,priority,precision\n1,1,1,";
+  const std::string json = "{\"timestamp\": 1, \"input_length\": 1, \"output_length\": 2, ";
+  const std::pair<std::string, const char*> more[] = {
+      {said + "high,exact\n", "line 2: priority 'high': must be a whole number"},
+      {said + "1.5,exact\n", "line 2: priority '1.5': must be a whole number"},
+      {said + "2147483648,exact\n", "must be from -2147483648 to 2147483647"},
+      {said + "1,fp16\n", "line 2: precision 'fp16': must be auto, exact or fast"},
+      {json + "\"priority\": \"1\"}\n", "line 1: priority \"1\": must be a whole number"},
+      {json + "\"priority\": 1.5}\n", "line 1: priority 1.5: must be a whole number"},
+      {json + "\"priority\": 18446744073709551615}\n", "must be from -2147483648"},
+      {json + "\"priority\": -9223372036854775808}\n", "must be from -2147483648"},
+      {json + "\"precision\": 1}\n", "line 1: precision: must be auto"},
+      {json + "\"precision\": \"\"}\n", "line 1: precision '': must be auto"},
+  };
+  std::vector<std::pair<std::string, const char*>> all(std::begin(cases), std::end(cases));
+  all.insert(all.end(), std::begin(more), std::end(more));
+  for (const auto& [text, named] : all) {
     const auto trace = read(text);
     ASSERT_FALSE(trace.ok()) << text;
     EXPECT_NE(trace.error().message.find(named), std::string::npos) << text << ": " << trace.error().message;

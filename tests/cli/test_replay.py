@@ -202,6 +202,7 @@ class Replay(Scratch):
         with open(self.path("r.csv"), encoding="utf-8", newline="") as file:
             lines = list(csv.DictReader(file))
         self.assertEqual(len(lines), 2 * 120)
+        self.assertEqual({(line["priority"], line["precision"]) for line in lines}, {("0", "auto")})
         with open(self.path("r.html"), encoding="utf-8") as file:
             page = file.read()
         self.assertIn("<svg", page)
@@ -214,6 +215,31 @@ class Replay(Scratch):
             tables = re.findall("<table>.*?</table>", file.read())
         self.assertEqual(len(tables), 1)
         self.assertIn("<td>slo-fp8</td>", tables[0])
+
+    def test_waits_by_priority(self):
+        lines = azure(requests(rate=60.0)).splitlines()
+        trace = self.write("kinds.csv", "\n".join([lines[0] + ",priority,precision"] + [
+            f"{line},{-(i % 4 == 0)},{'exact' if i % 6 == 0 else ''}" for i, line in enumerate(lines[1:])]) + "\n")
+        flags = (trace, "--simulate", self.table, "--policies", "fp16", "slo", "--html", self.path("r.html"), "--csv", self.path("r.csv"))
+        out, _ = run("replay", *flags, "--json", self.path("r.json"))
+        with open(self.path("r.json"), encoding="utf-8") as file:
+            rows = json.load(file)["rows"]
+        for row in rows:
+            urgent, others = row["by_priority"]
+            self.assertEqual([(kind["priority"], kind["requests"]) for kind in (urgent, others)], [(-1, 30), (0, 90)])
+            self.assertLess(urgent["ttft_s"]["p90"], others["ttft_s"]["p90"])
+            self.assertEqual([(kind["precision"], kind["requests"]) for kind in row["by_precision"]], [("auto", 100), ("exact", 20)])
+        self.assertEqual(len(re.findall("^  priority -1: 30 requests, ", out, re.M)), 2)
+        with open(self.path("r.csv"), encoding="utf-8", newline="") as file:
+            exact = [line for line in csv.DictReader(file) if line["precision"] == "exact"]
+        self.assertEqual({line["fp8_tokens"] for line in exact}, {"0"})
+        with open(self.path("r.html"), encoding="utf-8") as file:
+            page = file.read()
+        self.assertIn("<h2>By priority</h2>", page)
+        self.assertEqual(self.report(self.trace, "--policies", "fp16")["rows"][0]["by_priority"], [])
+        for value in ("high", "1.5", "99999999999"):
+            line = failure("replay", self.write("bad.csv", f"{lines[0]},priority\n{lines[1]},{value}\n"), "--simulate", self.table)
+            self.assertIn("bad.csv: line 2: priority ", line)
 
     def test_a_table_of_another_model_is_refused(self):
         self.report(self.trace, "--table-model", "m", "--table-engine", "d")

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "backend/cpu/ceilings.h"
@@ -121,6 +122,12 @@ void add_bench(CLI::App& app, Status& status) {
     if (flags->common.model.model.empty()) throw CLI::RequiredError("MODEL");
     status = flags->common.resolve();
     if (!status.ok()) return;
+    const BenchFlags& given = flags->common;
+    const auto list = given.precision_list();
+    const bool exact = list.ok() && std::all_of(list->begin(), list->end(), is_exact);
+    if (exact && given.model.speculative_tokens == 0) {
+      warn_of_idle_fp8_flags(*verb, "--precisions " + given.precisions);
+    }
     status = verb->get_subcommands().empty() ? run(*flags) : run_mode(*flags);
   });
 }

@@ -62,6 +62,12 @@ void warn_of_idle_speculation(int32_t tokens, const std::string& precision) {
   log::warn("--speculative-tokens: does nothing, as drafts are for FP16 steps, and --precision {} has none", precision);
 }
 
+void warn_of_idle_fp8_flags(const CLI::App& verb, std::string_view only) {
+  for (const char* name : {"--fp8-share", "--fp8-head", "--calibrate"}) {
+    if (verb.count(name) > 0) log::warn("{}: does nothing, as it is of FP8 steps, and {} has none", name, only);
+  }
+}
+
 DType kv_dtype_from_name(const std::string& name) {
   if (name == "fp8") return DType::kF8E4M3;
   return name == "f32" ? DType::kF32 : DType::kF16;

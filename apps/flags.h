@@ -34,6 +34,8 @@ void add_kv_dtype_flag(CLI::App& app, std::string& name);
 // --speculative-tokens, and a warning where it has no effect beside --precision
 void add_speculative_flag(CLI::App& app, int32_t& tokens);
 void warn_of_idle_speculation(int32_t tokens, const std::string& precision);
+// Warns of flags of `verb` that say how FP8 steps compute, where `only`, such as "--precision fp16", has none.
+void warn_of_idle_fp8_flags(const CLI::App& verb, std::string_view only);
 DType kv_dtype_from_name(const std::string& name);
 
 struct ModelFlags {

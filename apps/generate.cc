@@ -192,7 +192,13 @@ void add_generate(CLI::App& app, Status& status) {
       ->check(CLI::Range(0, 1 << 30));
   verb->add_flag("--json", flags->json, "print one JSON object with text, tokens, times and memory instead");
   verb->add_flag("-q,--quiet", flags->quiet, "print the generated text and nothing else");
-  verb->callback([flags, &status] { status = run(*flags); });
+  verb->callback([flags, verb, &status] {
+    const bool exact = is_exact(flags->model.precision_value());
+    if (exact && flags->switch_every == 0 && flags->model.speculative_tokens == 0) {
+      warn_of_idle_fp8_flags(*verb, "--precision fp16");
+    }
+    status = run(*flags);
+  });
 }
 
 }  // namespace nfp

@@ -128,7 +128,10 @@ void add_perplexity(CLI::App& app, Status& status) {
   verb->add_option("--kld-base", flags->options.kld_base, "compare with the distributions that --save-base wrote")
       ->excludes(save);
   verb->add_flag("--json", flags->json, "print one JSON object");
-  verb->callback([flags, &status] { status = run(*flags); });
+  verb->callback([flags, verb, &status] {
+    if (is_exact(flags->model.precision_value())) warn_of_idle_fp8_flags(*verb, "--precision fp16");
+    status = run(*flags);
+  });
 }
 
 }  // namespace nfp

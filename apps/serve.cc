@@ -201,7 +201,12 @@ void add_serve(CLI::App& app, Status& status) {
       "docs/serving.md explains flags, endpoints, metrics and deployment.");
   flags->add_to(*verb);
   shell::add_config_flag(*verb);
-  verb->callback([flags, &status] { status = run(*flags); });
+  verb->callback([flags, verb, &status] {
+    if (flags->precision == "fp16" && flags->engine.speculative_tokens == 0) {
+      warn_of_idle_fp8_flags(*verb, "--precision fp16");
+    }
+    status = run(*flags);
+  });
 }
 
 }  // namespace nfp

@@ -86,6 +86,14 @@ class Start(Scratch):
                           said)
         self.assertNotIn("does nothing", told("--precision-policy", "slo-fp16", "--slo-missed", "shed"))
 
+    def test_flags_of_fp8_where_there_is_none_are_told(self):
+        flags = ("--fp8-share", "0.5", "--fp8-head")
+        said = told("--precision", "fp16", *flags)
+        for flag in ("--fp8-share", "--fp8-head"):
+            self.assertIn(f"warning {flag}: does nothing, as it is of FP8 steps, and --precision fp16 has none", said)
+        self.assertNotIn("does nothing", told("--precision", "fp16", "--speculative-tokens", "2", *flags))
+        self.assertNotIn("does nothing", told("--precision", "fp8", *flags))
+
     def test_that_step_times_are_measured_is_told_before(self):
         self.assertRegex(told(XDG_CACHE_HOME=self.path("cache")), "step times are measured now, .*\nstep times measured in ")
         self.assertNotIn("are measured now", told("--precision", "fp16", XDG_CACHE_HOME=self.path("other")))

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import pty
+import re
 import shutil
 import signal
 import struct
@@ -200,6 +201,21 @@ class Generate(Scratch):
             texts.add(out)
         self.assertEqual(len(texts), 1)
         failure("generate", F16_MODEL, "-p", "x", code=2, env={**os.environ, "NESTEDFP_CPU": "z80"})
+
+    def test_flags_of_fp8_where_there_is_none_are_told(self):
+        def idle(*words):
+            return re.findall(r"warning (--[a-z0-9-]+): does nothing, as ", run(*words)[1])
+
+        flags = ("--fp8-share", "0.5", "--fp8-head")
+        generate = ("generate", F16_MODEL, "-p", "ab", "-n", "2", *flags)
+        self.assertEqual(idle(*generate), ["--fp8-share", "--fp8-head"])
+        for more in (["--precision", "fp8"], ["--switch-every", "1"], ["--speculative-tokens", "2"]):
+            self.assertEqual(idle(*generate, *more), [], more)
+        bench = ("bench", F16_MODEL, "--batch", "1", "--prompt", "4", "--context", "4", "--generate", "2", "--repeats", "1", *flags)
+        self.assertEqual(idle(*bench, "--precisions", "fp16"), ["--fp8-share", "--fp8-head"])
+        self.assertEqual(idle(*bench), [])
+        latency = ("bench", F16_MODEL, "latency", "--batch", "1", "--input", "4", "--output", "2", "--repeats", "1", *flags)
+        self.assertEqual(idle(*latency, "--precisions", "fp16"), ["--fp8-share", "--fp8-head"])
 
     def test_prompts_from_file_and_pipe(self):
         with open(self.path("prompt"), "w") as file:

@@ -9,6 +9,8 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <tuple>
+#include <utility>
 
 namespace nfp {
 namespace {
@@ -57,8 +59,17 @@ struct Length {
 constexpr size_t kSerialPlaces = 1 << 13;
 size_t place_of(uint64_t serial) { return serial % kSerialPlaces; }
 
+// Tokens of prompts, and how many of these are of exact requests.
+struct PromptTokens {
+  double all = 0, exact = 0;
+  void add(const Prefill& prefill, int sign = 1) {
+    all += sign * prefill.tokens;
+    if (prefill.exact) exact += sign * prefill.tokens;
+  }
+};
+
 // How fast a level gets through prompts beside the sequences that decode. Where some requests are exact, steps with FP8
-// take turns with steps in FP16 that are theirs alone.
+// take turns with steps in FP16 that are theirs alone, and their prompts get steps of all in FP16.
 struct Pace {
   size_t level = 0;
   bool apart = false;   // decoding sequences stay in FP16
@@ -68,6 +79,9 @@ struct Pace {
   double decode_s = 0;  // a step without prompts, and the turn
   int32_t chunk = 0;    // prompt tokens of a step
   double chunk_s = 0;   // the time of that step, and of the turn
+  // The same of the steps that exact prompts get, where they get others.
+  int32_t exact_chunk = 0;
+  double exact_chunk_s = 0;
 };
 
 // What the sequences of a step ask of it.
@@ -151,6 +165,8 @@ class SloPolicy final : public PrecisionPolicy {
   std::vector<Pace> paces_for(const StepState& state, const Demand& demand) const;
   size_t choose_for_prompts(const StepState& state, const std::vector<Pace>& paces, size_t fastest,
                             StepDecision* decision);
+  bool may_start(const StepState& state, const Prefill& prefill, int32_t running, int64_t free_tokens) const;
+  const Prefill* first_in_line(const StepState& state, const Demand& demand) const;
   void add_prompts(const StepState& state, const Pace& pace, double error, const Demand& demand,
                    std::optional<bool> exact, StepWork* work, StepDecision* decision);
   StepWork fill_turn(const StepState& state, Pace* pace, double error, const Demand& demand, StepDecision* decision);
@@ -165,8 +181,8 @@ class SloPolicy final : public PrecisionPolicy {
   // How much FP8 a pace is, to compare with.
   double harm(const Pace& pace) const { return harm(model_.levels()[pace.level].fp8_share, pace.apart); }
   static double harm(double fp8_share, bool apart) { return fp8_share - (apart && fp8_share > 0 ? 1e-3 : 0.0); }
-  // When the last of `tokens` prompt tokens is done, seconds from now.
-  double done_after(const Pace& pace, double tokens) const;
+  // When the last of these is done, seconds from now.
+  double done_after(const Pace& pace, const PromptTokens& tokens) const;
   // Settles which deadline of each prefill can be kept. urgent_ becomes those that have one, in order of rank and
   // deadline.
   void rank(const Pace& fastest, double now);
@@ -199,6 +215,7 @@ class SloPolicy final : public PrecisionPolicy {
   std::optional<uint64_t> held_;
   double held_at_ = -kNever;
   bool exact_turn_ = false;  // it was theirs, in the last decision with turns
+  double turn_s_ = 0;        // how long it takes, if it was theirs alone
   StepLevel decided_ = {Precision::kFp16, 0};
   StepDecision last_;  // of the last decision that was not the turn of exact requests
   // Of the decision that is being made, with the memory of those before it.
@@ -273,15 +290,24 @@ Pace SloPolicy::pace_at(size_t level, bool apart, const Demand& demand, double l
     both.add(pace.chunk, 0);
     pace.chunk_s = model_.seconds(level, both) + pace.turn_s;
   }
+  if (fp8 && demand.exact_prompts) {
+    const Pace together = pace_at(model_.exact_level(), false, demand, limit_s, state);
+    pace.exact_chunk = together.chunk;
+    pace.exact_chunk_s = together.chunk_s;
+  }
   return pace;
 }
 
-double SloPolicy::done_after(const Pace& pace, double tokens) const {
+double SloPolicy::done_after(const Pace& pace, const PromptTokens& tokens) const {
   if (pace.chunk <= 0) return kNever;
-  if (tokens > pace.chunk) return tokens / pace.chunk * pace.chunk_s;
+  const double exact = pace.exact_chunk > 0 ? tokens.exact : 0;
+  const double exact_s = exact > 0 ? exact / pace.exact_chunk * pace.exact_chunk_s : 0;
+  const double others = tokens.all - exact;
+  if (others > pace.chunk) return exact_s + others / pace.chunk * pace.chunk_s;
+  if (exact > 0 && others <= 0) return exact_s;
   StepWork both = pace.decodes;
-  both.add(static_cast<int32_t>(std::max(1.0, tokens)), 0);
-  return model_.seconds(pace.level, both) + pace.turn_s;
+  both.add(static_cast<int32_t>(std::max(1.0, others)), 0);
+  return exact_s + model_.seconds(pace.level, both) + pace.turn_s;
 }
 
 void SloPolicy::rank(const Pace& fastest, double now) {
@@ -294,11 +320,11 @@ void SloPolicy::rank(const Pace& fastest, double now) {
   };
   open_.clear();
   deadlines_.clear();
-  double before = 0;  // tokens of better ranks
+  PromptTokens before;  // of better ranks
   for (Prefill& prefill : prefills_) {
     if (prefill.begun && now - prefill.stopped >= options_.longest_pause_s) {
       prefill.rank = kBeforeAll;
-      before += prefill.tokens;
+      before.add(prefill);
       deadlines_.push_back({prefill.due, prefill.arrival, &prefill});
       continue;
     }
@@ -324,7 +350,7 @@ void SloPolicy::rank(const Pace& fastest, double now) {
     }
     sort();
     kept_.clear();
-    double tokens = before;
+    PromptTokens tokens = before;
     const auto shorter = [](const Length& a, const Length& b) {
       return a.priority != b.priority ? a.priority < b.priority : a.tokens < b.tokens;
     };
@@ -332,10 +358,10 @@ void SloPolicy::rank(const Pace& fastest, double now) {
       Prefill* prefill = deadline.prefill;
       kept_.push_back({prefill->priority, prefill->tokens, prefill->arrival, prefill});
       std::push_heap(kept_.begin(), kept_.end(), shorter);
-      tokens += prefill->tokens;
+      tokens.add(*prefill);
       while (!kept_.empty() && now + done_after(fastest, tokens) > deadline.due) {
         std::pop_heap(kept_.begin(), kept_.end(), shorter);
-        tokens -= kept_.back().tokens;
+        tokens.add(*kept_.back().prefill, -1);
         next_deadline(*kept_.back().prefill);
         kept_.pop_back();
       }
@@ -346,9 +372,9 @@ void SloPolicy::rank(const Pace& fastest, double now) {
 }
 
 bool SloPolicy::keeps(const Pace& pace, double now, double reserve) const {
-  double tokens = 0;
+  PromptTokens tokens;
   for (const Prefill* prefill : urgent_) {
-    tokens += prefill->tokens;
+    tokens.add(*prefill);
     if (prefill->rank == kBeforeAll) continue;
     const double spare = prefill->rank == 0 ? reserve * prefill->target : 0.0;
     if (now + done_after(pace, tokens) + spare > prefill->due) return false;
@@ -381,7 +407,7 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
   may_be_kept_.reset();
   for (const uint64_t serial : kept_by_fp8_) may_be_kept_.set(place_of(serial));
   decision->lost.reserve(prefills_.size());
-  double tokens = 0;
+  PromptTokens tokens;
   bool patient = true;  // none that is lost has waited too long
   for (Prefill& prefill : prefills_) {
     if (prefill.rank > 0) {
@@ -390,7 +416,7 @@ size_t SloPolicy::choose_for_prompts(const StepState& state, const std::vector<P
     }
     const SequenceState& sequence = state.sequences[prefill.sequence];
     if (prefill.rank <= 0 || options_.missed != SloOptions::Missed::kShed || sequence.started) {
-      tokens += prefill.tokens;
+      tokens.add(prefill);
       patient = patient && (prefill.rank < kLost || state.now_s - prefill.since <= options_.patience_s);
       continue;
     }
@@ -511,6 +537,28 @@ void SloPolicy::hold_room(const StepState& state, const Demand& demand) {
   held_at_ = state.now_s;
 }
 
+bool SloPolicy::may_start(const StepState& state, const Prefill& prefill, int32_t running, int64_t free_tokens) const {
+  if (prefill.running) return true;
+  if (running >= state.max_sequences) return false;
+  if (held_ && !prefill.begun && prefill.serial != held_) return false;
+  return prefill.room <= free_tokens || running == 0;
+}
+
+// Which prompt add_prompts() begins with; null where none may start.
+const Prefill* SloPolicy::first_in_line(const StepState& state, const Demand& demand) const {
+  const auto may = [&](const Prefill& prefill) { return may_start(state, prefill, demand.running, demand.room); };
+  for (const Prefill* prefill : urgent_) {
+    if (may(*prefill)) return prefill;
+  }
+  const Prefill* first = nullptr;
+  for (const Prefill& prefill : prefills_) {
+    if (prefill.rank != kLost || prefill.shed || !may(prefill)) continue;
+    const auto order = [](const Prefill& of) { return std::tuple(of.priority, of.tokens, of.arrival); };
+    if (first == nullptr || order(prefill) < order(*first)) first = &prefill;
+  }
+  return first;
+}
+
 // Chunks of prompts behind the decoding sequences, which are in `work`: of all, or of those that are exact or are not.
 void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double error, const Demand& demand,
                             std::optional<bool> exact, StepWork* work, StepDecision* decision) {
@@ -518,12 +566,8 @@ void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double err
   int64_t free_tokens = demand.room;
   int32_t running = demand.running;
   double end_s = pace.limit_s;  // when the step has to be done, for the sake of prompts that end in it
-  const auto may_start = [&](const Prefill& prefill) {
-    if (exact && prefill.exact != *exact) return false;
-    if (prefill.running) return true;
-    if (running >= state.max_sequences) return false;
-    if (held_ && !prefill.begun && prefill.serial != held_) return false;
-    return prefill.room <= free_tokens || running == 0;
+  const auto may = [&](const Prefill& prefill) {
+    return (!exact || prefill.exact == *exact) && may_start(state, prefill, running, free_tokens);
   };
   // False: the step is full.
   const auto add = [&](const Prefill& prefill) {
@@ -548,32 +592,35 @@ void SloPolicy::add_prompts(const StepState& state, const Pace& pace, double err
   };
   if (room < 1) return;
   for (const Prefill* prefill : urgent_) {
-    if (may_start(*prefill) && !add(*prefill)) return;
+    if (may(*prefill) && !add(*prefill)) return;
   }
   // The shortest first; who may not start now may not after others have started either.
   lost_.clear();
   for (Prefill& prefill : prefills_) {
-    if (prefill.rank == kLost && !prefill.shed && may_start(prefill)) {
+    if (prefill.rank == kLost && !prefill.shed && may(prefill)) {
       lost_.push_back({prefill.priority, prefill.tokens, prefill.arrival, &prefill});
     }
   }
   std::make_heap(lost_.begin(), lost_.end(), std::greater<>());
   while (!lost_.empty()) {
     const Prefill& prefill = *lost_.front().prefill;
-    if (may_start(prefill) && !add(prefill)) return;
+    if (may(prefill) && !add(prefill)) return;
     std::pop_heap(lost_.begin(), lost_.end(), std::greater<>());
     lost_.pop_back();
   }
 }
 
 // The chunks of a step at a pace whose steps take turns with those of exact requests. What decodes is in the decision
-// already. The turn of exact requests has little of their prompts: where one of these is the most urgent, all requests
-// are in one step in FP16.
+// already. The turn of exact requests has little of their prompts: where one of these is the first in line, all
+// requests are in one step in FP16. It comes after their turn, so that they have not waited for a step of others just
+// before it, and as much sooner to its end as that took, for which those others have waited.
 StepWork SloPolicy::fill_turn(const StepState& state, Pace* pace, double error, const Demand& demand,
                               StepDecision* decision) {
   const std::vector<StepChunk> decodes = decision->chunks;
-  const Pace together = pace_at(model_.exact_level(), false, demand, demand.limit(), state);
-  if (urgent_.empty() || !urgent_.front()->exact) {
+  const double waited = std::exchange(turn_s_, 0.0);
+  const Pace together = pace_at(model_.exact_level(), false, demand, demand.limit() - waited, state);
+  const Prefill* first = first_in_line(state, demand);
+  if (first == nullptr || !first->exact || !exact_turn_) {
     exact_turn_ = !exact_turn_;
     if (exact_turn_) {
       *pace = together;
@@ -586,7 +633,10 @@ StepWork SloPolicy::fill_turn(const StepState& state, Pace* pace, double error, 
     }
     StepWork work = pace->decodes;
     add_prompts(state, *pace, error, demand, exact_turn_, &work, decision);
-    if (!decision->chunks.empty()) return work;
+    if (!decision->chunks.empty()) {
+      if (exact_turn_) turn_s_ = model_.seconds(model_.exact_level(), work);
+      return work;
+    }
   }
   exact_turn_ = true;
   *pace = together;
@@ -721,7 +771,14 @@ StepDecision SloPolicy::decide(const StepState& state) {
   const Demand demand = demand_of(state, error, &decision);
   const std::vector<Pace> paces = paces_for(state, demand);
   const bool prompts = !prefills_.empty();
-  const auto speed = [&](const Pace& pace) { return pace.chunk > 0 ? pace.chunk / pace.chunk_s : 0.0; };
+  PromptTokens tokens;
+  for (const Prefill& prefill : prefills_) tokens.add(prefill);
+  const auto speed = [&](const Pace& pace) {
+    if (pace.chunk <= 0) return 0.0;
+    if (pace.exact_chunk <= 0) return pace.chunk / pace.chunk_s;
+    return tokens.all / ((tokens.all - tokens.exact) / pace.chunk * pace.chunk_s +
+                         tokens.exact / pace.exact_chunk * pace.exact_chunk_s);
+  };
   size_t fastest = 0;
   for (size_t i = 1; i < paces.size(); ++i) {
     const bool faster = prompts ? speed(paces[i]) > speed(paces[fastest]) : paces[i].decode_s < paces[fastest].decode_s;
@@ -757,6 +814,7 @@ StepDecision SloPolicy::decide(const StepState& state) {
   if (turns) {
     work = fill_turn(state, &pace, error, demand, &decision);
   } else {
+    turn_s_ = 0;
     add_prompts(state, pace, error, demand, std::nullopt, &work, &decision);
   }
   settle_level(paces, pace, error, demand, work, &decision);

@@ -121,6 +121,57 @@ TEST(SloPolicy, LeavesExactRequestsTheirTurn) {
   EXPECT_GT(decision.chunks[8].tokens, 200);
 }
 
+// Such a step of all waits for no step of others just before it, and is as much shorter as the exact requests' turn, in
+// which the others got nothing. The next one is not.
+TEST(SloPolicy, AStepOfAllLeavesExactAndOtherRequestsTheirPace) {
+  std::vector<SequenceState> sequences;
+  sequences.reserve(10);
+  for (int i = 0; i < 8; ++i) sequences.push_back(decoding(200, 0.03, 0.03));
+  for (int i = 0; i < 2; ++i) sequences[static_cast<size_t>(i)].exact = true;
+  sequences.push_back(prompt(1000, 0, 0.06));
+  const auto policy = slo();
+  const auto decide = [&] { return policy->decide(state_of(sequences, 0)); };
+  while (is_exact(decide().precision)) {
+  }
+  sequences.push_back(prompt(300, 0, 0.05));
+  sequences.back().exact = true;
+  const StepDecision turn = decide(), first = decide(), next = decide();
+  EXPECT_EQ(turn.precision, Precision::kFp16);
+  ASSERT_EQ(turn.chunks.size(), 3u);
+  EXPECT_LE(turn.chunks[2].tokens, 16);
+  EXPECT_EQ(first.chunks.size(), 10u);  // all
+  EXPECT_LE(turn.predicted_s + first.predicted_s, 0.031);
+  EXPECT_GT(turn.predicted_s + first.predicted_s, 0.027);
+  EXPECT_LE(next.predicted_s, 0.031);
+  EXPECT_GT(next.predicted_s, 0.027);
+}
+
+// FP8 would keep the deadline of one that is exact, which is not computed in FP8.
+TEST(SloPolicy, CountsExactPromptsAtFp16sPace) {
+  for (const bool exact : {false, true}) {
+    std::vector<SequenceState> sequences = {prompt(800, 0, 0.036), prompt(50, 0, 0.2)};
+    sequences[0].exact = exact;
+    EXPECT_EQ(slo()->decide(state_of(sequences, 0)).lost, exact ? std::vector<size_t>{0} : std::vector<size_t>())
+        << exact;
+  }
+}
+
+// Where all deadlines are lost the shortest prompt is the first in line, exact or not.
+TEST(SloPolicy, AnExactPromptThatIsLostIsNotLeftToItsTurns) {
+  std::vector<SequenceState> sequences(8, decoding(200, 0.03, 0.03));
+  sequences.push_back(prompt(2000, -100, 0.06));
+  sequences.push_back(prompt(400, -100, 0.06));
+  sequences.back().exact = true;
+  const auto policy = slo();
+  int32_t most = 0;
+  for (int i = 0; i < 4; ++i) {
+    for (const StepChunk& chunk : policy->decide(state_of(sequences, 0)).chunks) {
+      if (chunk.sequence == 9) most = std::max(most, chunk.tokens);
+    }
+  }
+  EXPECT_GT(most, 200);
+}
+
 TEST(SloPolicy, GivesUpTheLongestAndServesTheOthers) {
   // All are due in 60 ms, which is enough for about 1800 tokens in FP8.
   const std::vector<SequenceState> sequences = {prompt(2000, 0, 0.06), prompt(300, 0.001, 0.06),

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <random>
+
 #include "policy/slo_policy.h"
 #include "policy/testing/step_tables.h"
 #include "replay/report.h"
@@ -141,6 +144,50 @@ TEST(Simulator, RequestsHaveTheTracesPriorityAndPrecision) {
   requests[2].precision = PrecisionClass::kExact;
   const ReplayOutcome exact = play(requests, "fp8-w8a8", small());
   for (int i = 0; i < 6; ++i) EXPECT_EQ(exact.requests[i].fp8_tokens, i == 2 ? 0 : 101) << i;
+}
+
+// Shares of all, of exact requests and of others that are within 5 times of alone; the longest wait for a first token.
+struct Attained {
+  double all = 0, exact = 0, others = 0, longest_s = 0;
+};
+// More than the tests' machine can do, in FP16 at least: prompts and pauses by chance, with exponential lengths.
+Attained attained_under_overload(double rate, double exact) {
+  std::mt19937_64 random(1);
+  const auto share = [&] { return static_cast<double>(random() >> 11) * 0x1.0p-53; };
+  Trace trace;
+  double now = 0;
+  for (int i = 0; i < 600; ++i) {
+    now += -std::log(1 - share()) / rate;
+    const auto prompt = static_cast<int32_t>(1 + std::min(6000.0, -1000 * std::log(1 - share())));
+    const auto answer = static_cast<int32_t>(20 + 230 * share());
+    trace.requests.push_back({now, prompt, answer});
+    if (share() < exact) trace.requests.back().precision = PrecisionClass::kExact;
+  }
+  const StepModel model = std::move(StepModel::fit(testing::synthetic_table())).value();
+  SimulationOptions options;
+  options.max_sequences = 64;
+  const auto outcome = simulate(
+      trace, model, [&] { return make_slo_policy(model, {}); }, options);
+  EXPECT_TRUE(outcome.ok()) << outcome.error().message;
+  const ReplaySummary row = summarize(*outcome, "slo", &model, options.step_tokens(), {});
+  Attained found{*row.tight, 0, 0, row.ttft.worst};
+  if (row.by_precision.empty()) return found;
+  found.exact = *row.by_precision.at("exact").tight;
+  found.others = *row.by_precision.at("auto").tight;
+  return found;
+}
+
+// Turns of FP8 steps and exact requests' pay, or are not taken: no fewer are in time than where all are in FP16.
+TEST(Simulator, HalfOfTheRequestsExactAttainNoLessThanAllInFp16) {
+  for (const double rate : {13.0, 14.0, 16.0}) {
+    const Attained half = attained_under_overload(rate, 0.5), whole = attained_under_overload(rate, 1);
+    EXPECT_GE(half.all, whole.all) << rate;
+    EXPECT_GE(half.exact, half.others - 0.1) << rate;
+    EXPECT_LE(half.longest_s, whole.longest_s) << rate;
+    const Attained few = attained_under_overload(rate, 0.1);
+    EXPECT_GE(few.all, half.all) << rate;
+    EXPECT_GE(few.exact, few.others - 0.1) << rate;
+  }
 }
 
 TEST(Report, SaysWaitsByPriorityAndPrecision) {

@@ -95,6 +95,7 @@ void add_bench(CLI::App& app, Status& status) {
   flags->own.push_back(verb->add_option("--generate", options.generate, "tokens decoded a sequence")
                            ->check(CLI::Range(2, 1 << 20))
                            ->capture_default_str());
+  for (CLI::Option* option : flags->own) option->group("Without a mode");
   verb->add_option("--precisions,--precision", common.precisions,
                    "precisions to measure, with commas; auto: fp16, and fp8 on a CPU, fp8-w8a8 on a GPU")
       ->capture_default_str();

@@ -20,6 +20,8 @@ constexpr char kMethod[] =
     "every shape runs before it counts; medians of --repeats. This is how vLLM's figures are measured that ours are "
     "compared with (temperature 0, ignore_eos, prefix caching off, detokenize off, all prompts given to the engine at "
     "once).";
+constexpr char kShared[] =
+    "A mode also takes what `nestedfp bench --help` lists under Options, such as --precisions, --device and --json.\n";
 
 template <typename Row>
 nlohmann::ordered_json to_list(const std::vector<Row>& rows) {
@@ -97,7 +99,7 @@ void LatencyMode::add_to(CLI::App& bench) {
   verb = bench.add_subcommand("latency", "One batch at a time: time to first token and time of a decode step");
   verb->fallthrough();
   verb->footer(
-      std::string(kMethod) +
+      std::string(kShared) + kMethod +
       "\nThe decode step is the median time between two results, over steps that decode the whole batch; there are "
       "none where --output is smaller than the number of steps that compute the prompts.\n"
       "Example:\n  nestedfp bench MODEL latency --input 128 --output 128 --batch 1 8 32 --breakdown --json");
@@ -176,7 +178,7 @@ Status LatencyMode::run(const BenchFlags& common) const {
 void ThroughputMode::add_to(CLI::App& bench) {
   verb = bench.add_subcommand("throughput", "Many requests at once: tokens a second, prefill included");
   verb->fallthrough();
-  verb->footer(std::string(kMethod) +
+  verb->footer(std::string(kShared) + kMethod +
                "\nExamples:\n  nestedfp bench MODEL throughput --requests 32 128 256 --input 1024 --output 512\n"
                "  nestedfp bench MODEL throughput --requests 500 --trace AzureLLMInferenceTrace_conv.csv");
   add_counts(*verb, "--requests", requests, "submitted at once (several may be given)");
@@ -251,7 +253,7 @@ void StepsMode::add_to(CLI::App& bench) {
   verb = bench.add_subcommand("steps", "A table of step times by tokens, sequences, context and precision, as JSON");
   verb->fallthrough();
   verb->footer(
-      std::string(kMethod) +
+      std::string(kShared) + kMethod +
       "\nThe table is written to standard output; docs/step-times.md describes its format.\n"
       "Example:\n  nestedfp bench MODEL steps --prefill 256 1024 --sequences 1 32 --contexts 128 1024 > t.json");
   add_counts(*verb, "--prefill", options.prefill,

@@ -15,7 +15,9 @@ struct Tables {
 void add(const Command& command, const std::string& path, Tables& tables) {
   std::string free_values;
   std::vector<std::string> flags, verbs;
-  for (const Argument& flag : command.flags) {
+  std::vector<Argument> taken = command.flags;
+  taken.insert(taken.end(), command.inherited.begin(), command.inherited.end());
+  for (const Argument& flag : taken) {
     std::string pattern;
     for (const std::string& name : flag.names) {
       flags.push_back(name);

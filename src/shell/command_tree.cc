@@ -1,5 +1,6 @@
 #include "shell/command_tree.h"
 
+#include <algorithm>
 #include <string_view>
 
 namespace nfp::shell {
@@ -42,6 +43,17 @@ Argument read_option(const CLI::Option& option) {
   return out;
 }
 
+std::vector<Argument> inherited_by(const Command& command, const CLI::App& above) {
+  std::vector<Argument> out;
+  for (const CLI::Option* option : above.get_options()) {
+    if (!option->nonpositional() || option->get_group() != CLI::OptionDefaults().get_group()) continue;
+    Argument flag = read_option(*option);
+    const auto same = [&](const Argument& own) { return own.names.back() == flag.names.back(); };
+    if (std::none_of(command.flags.begin(), command.flags.end(), same)) out.push_back(std::move(flag));
+  }
+  return out;
+}
+
 }  // namespace
 
 Command command_tree(const CLI::App& app) {
@@ -55,7 +67,9 @@ Command command_tree(const CLI::App& app) {
     (option->nonpositional() ? out.flags : out.positionals).push_back(std::move(argument));
   }
   for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
-    if (!verb->get_group().empty()) out.commands.push_back(command_tree(*verb));
+    if (verb->get_group().empty()) continue;
+    Command& inner = out.commands.emplace_back(command_tree(*verb));
+    if (verb->get_fallthrough()) inner.inherited = inherited_by(inner, app);
   }
   return out;
 }

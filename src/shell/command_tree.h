@@ -25,6 +25,8 @@ struct Command {
   std::string help;
   std::string footer;  // examples and notes, in lines
   std::vector<Argument> flags;
+  // Of the command above, which may be given here too: those in its default group, where flags fall through to it.
+  std::vector<Argument> inherited;
   std::vector<Argument> positionals;
   std::vector<Command> commands;
 };

@@ -16,7 +16,11 @@ class Tree : public ::testing::Test {
     run->add_option("--stop", list_, "texts");
     run->add_flag("--quiet", flag_, "say nothing");
     run->add_option("--secret", text_, "not for people")->group("");
-    run->add_subcommand("fast", "Faster")->add_option("--by", number_, "times");
+    run->add_option("--alone", number_, "not with fast")->group("Without a mode");
+    CLI::App* fast = run->add_subcommand("fast", "Faster");
+    fast->fallthrough();
+    fast->add_option("--by", number_, "times");
+    fast->add_option("--threads", number_, "how many, faster");
     app_.add_subcommand("hidden", "")->group("");
   }
   CLI::App app_{"A program", "prog"};
@@ -44,7 +48,7 @@ TEST_F(Tree, TellsWhatTheProgramTakes) {
   ASSERT_EQ(run.positionals.size(), 1u);
   EXPECT_EQ(run.positionals[0].names, std::vector<std::string>{"MODEL"});
   EXPECT_TRUE(run.positionals[0].required);
-  EXPECT_EQ(run.flags.size(), 5u);  // with --help, without --secret
+  EXPECT_EQ(run.flags.size(), 6u);  // with --help, without --secret
   const Argument& device = flag(run, "--device");
   EXPECT_EQ(device.names, (std::vector<std::string>{"-d", "--device"}));
   EXPECT_EQ(device.choices, (std::vector<std::string>{"auto", "cpu"}));
@@ -58,6 +62,9 @@ TEST_F(Tree, TellsWhatTheProgramTakes) {
   EXPECT_TRUE(flag(run, "--quiet").choices.empty());
   ASSERT_EQ(run.commands.size(), 1u);
   EXPECT_EQ(run.commands[0].name, "fast");
+  std::vector<std::string> inherited;
+  for (const Argument& flag : run.commands[0].inherited) inherited.push_back(flag.names.back());
+  EXPECT_EQ(inherited, (std::vector<std::string>{"--device", "--stop", "--quiet"}));
 }
 
 TEST_F(Tree, TextThatMeansSomethingToAShellIsQuoted) {
@@ -69,6 +76,7 @@ TEST_F(Tree, TextThatMeansSomethingToAShellIsQuoted) {
   EXPECT_NE(man.find("\\fB\\-d\\fR, \\fB\\-\\-device\\fR auto|cpu\n"), std::string::npos);
   EXPECT_NE(man.find("How many. 0 to 8. Default: 3."), std::string::npos);
   EXPECT_NE(man.find(".SS prog run fast"), std::string::npos);
+  EXPECT_NE(man.find("It also takes, as prog run does, \\fB\\-\\-device\\fR, "), std::string::npos);
   EXPECT_EQ(man.find("secret"), std::string::npos);
   EXPECT_EQ(man.find("hidden"), std::string::npos);
 }

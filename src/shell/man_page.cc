@@ -94,6 +94,13 @@ void add_verb(const std::string& program, const Command& verb, std::string& out)
   for (const Argument& flag : verb.flags) {
     if (flag.names.back() != "--help") add_flag(flag, out);
   }
+  if (!verb.inherited.empty()) {
+    std::string names;
+    for (const Argument& flag : verb.inherited) {
+      names += (names.empty() ? "" : ", ") + ("\\fB" + roff(flag.names.back()) + "\\fR");
+    }
+    out += fmt::format(".PP\nIt also takes, as {} does, {}.\n", roff(program), names);
+  }
   if (!verb.footer.empty())
     out += ".PP\n.nf\n" + roff(verb.footer) + (verb.footer.ends_with('\n') ? "" : "\n") + ".fi\n";
   for (const Command& inner : verb.commands) add_verb(full, inner, out);

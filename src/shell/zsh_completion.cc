@@ -51,6 +51,7 @@ std::string function(const Command& command, const std::string& name) {
                      name);
   out += "  _arguments -C -s \\\n";
   for (const Argument& flag : command.flags) out += flag_spec(flag);
+  for (const Argument& flag : command.inherited) out += flag_spec(flag);
   size_t position = 1;
   for (const Argument& positional : command.positionals) {
     out += fmt::format("    '{}{}:{}:{}' \\\n", position++, positional.required ? "" : ":", positional.names.front(),

@@ -92,6 +92,12 @@ class Completion(Scratch):
             self.assertGreaterEqual(set(offered), flags, path)
             for other in {"--api-key", "--jobs", "--html"} - flags:
                 self.assertNotIn(other, offered, path)
+        # A mode takes the flags of bench as well, but for those of no mode.
+        for mode in ("latency", "throughput", "steps"):
+            offered = set(self.bash("nestedfp", "bench", "m", mode, "--"))
+            self.assertGreaterEqual(offered, {"--precisions", "--device", "--repeats", "--json"}, mode)
+            self.assertFalse({"--prompt", "--generate"} & offered, mode)
+            self.assertIn("cuda", self.bash("nestedfp", "bench", "m", mode, "--device", ""), mode)
         verbs = {path[0] for path, _ in COMMANDS if len(path) == 1}
         self.assertEqual(set(self.bash("nestedfp", "")), verbs)
         self.assertEqual(self.bash("nestedfp", "se"), ["serve"])

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from nestedfp import _library
-from nestedfp.vllm import checkpoint, limits, versions
+from nestedfp.vllm import checkpoint, limits, requests, versions
 
 try:
     import torch
@@ -149,6 +149,80 @@ class OtherDevices(unittest.TestCase):
             self.check((9, 0), cuda=False)
         with self.assertRaisesRegex(ValueError, "no CUDA kernels"):
             self.check((9, 0), build=b"cpu")
+
+
+class Requests(unittest.TestCase):
+    """Fields that a server cannot give are errors for whoever sends them."""
+
+    def config(self, worker=limits.WORKER, policy="threshold:1024", executor="mp", quantization="nestedfp"):
+        return SimpleNamespace(
+            parallel_config=SimpleNamespace(worker_cls=worker, distributed_executor_backend=executor),
+            model_config=SimpleNamespace(quantization=quantization), additional_config={"nestedfp": {"policy": policy}})
+
+    def check(self, refused, config, **extra):
+        if refused is None:
+            requests.check(extra, config)
+        else:
+            with self.assertRaisesRegex(ValueError, refused):
+                requests.check(extra, config)
+
+    def test_without_the_scheduler(self):
+        stock = self.config("auto")
+        for extra in ({}, {"nestedfp_precision": "auto"}, {"slo_ttft_ms": None}, {"another": "field"}):
+            self.check(None, stock, **extra)
+        needs = "needs nestedfp's scheduler and worker"
+        for extra in ({"nestedfp_precision": "exact"}, {"nestedfp_precision": "fast"}, {"slo_ttft_ms": 5}, {"slo_tpot_ms": 5}):
+            self.check(f"^{next(iter(extra))}: .*{needs}", stock, **extra)
+        # All steps are what the request wants.
+        self.check(None, self.config("auto", "fp16"), nestedfp_precision="exact")
+        self.check(needs, self.config("auto", "fp16"), nestedfp_precision="fast")
+        self.check(None, self.config("auto", "fp8"), nestedfp_precision="fast")
+        self.check(needs, self.config("auto", "fp8-w8a8"), nestedfp_precision="exact")
+
+    def test_with_it(self):
+        ours = self.config()
+        for tier in ("exact", "fast", "auto"):
+            self.check(None, ours, nestedfp_precision=tier, slo_ttft_ms=500, slo_tpot_ms="20")
+        for tier in ("exakt", "", 1, ["exact"]):
+            self.check("^nestedfp_precision: .* is none of auto, exact, fast", ours, nestedfp_precision=tier)
+        self.check("^slo_tpot_ms: -1 is no positive number", ours, slo_tpot_ms=-1)
+        self.check("^slo_ttft_ms: .*external_launcher", self.config(executor="external_launcher"), slo_ttft_ms=500)
+
+    def test_vllm_asks_before_a_request_goes_to_the_engine(self):
+        if HAVE_VLLM:
+            from vllm.v1.engine import input_processor as module
+        else:
+            module = SimpleNamespace()
+
+        class InputProcessor:
+            def __init__(self, config):
+                self.vllm_config, self.model_config, self.seen = config, config.model_config, []
+
+            def _validate_params(self, params, supported_tasks):
+                self.seen.append(supported_tasks)
+
+        names = ["vllm", "vllm.v1", "vllm.v1.engine"]
+        modules = {} if HAVE_VLLM else {name: SimpleNamespace() for name in names}
+        modules["vllm.v1.engine.input_processor"] = module
+        exact = SimpleNamespace(extra_args={"nestedfp_precision": "exact"})
+        with patch.dict(sys.modules, modules), patch.object(module, "InputProcessor", InputProcessor, create=not HAVE_VLLM):
+            requests.install()
+            requests.install()
+        made = InputProcessor(self.config("auto"))
+        with self.assertRaisesRegex(ValueError, "nestedfp_precision"):
+            made._validate_params(exact, ("generate",))
+        made._validate_params(SimpleNamespace(extra_args=None), supported_tasks=("generate",))
+        made._validate_params(SimpleNamespace(), ("embed",))  # PoolingParams have none
+        self.assertEqual(made.seen, [("generate",), ("generate",), ("embed",)])
+        InputProcessor(self.config("auto", quantization="fp8"))._validate_params(exact, ("generate",))  # as without us
+
+    @unittest.skipUnless(HAVE_VLLM, "needs torch and vLLM")
+    def test_vllm_s_own_has_what_is_called(self):
+        import inspect
+
+        from vllm.v1.engine.input_processor import InputProcessor
+
+        self.assertEqual(list(inspect.signature(InputProcessor._validate_params).parameters)[:2], ["self", "params"])
 
 
 class LoadFormats(unittest.TestCase):

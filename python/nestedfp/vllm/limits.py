@@ -6,6 +6,8 @@ from typing import Any
 
 from .settings import Settings
 
+WORKER = "nestedfp.vllm.worker.Worker"  # --worker-cls
+
 
 def check_batch_invariance(wanted: bool) -> None:
     """Of VLLM_BATCH_INVARIANT. Raises ValueError: how a product's sums are cut, and by default its precision, depends
@@ -22,6 +24,11 @@ def check_offload(config: Any) -> None:
     for kind, field in (("uva", "cpu_offload_gb"), ("prefetch", "offload_group_size")):
         if getattr(getattr(offload, kind, None), field, 0) > 0:
             raise ValueError(f"--{field.replace('_', '-')}: nestedfp's weights stay on the GPU; leave it out")
+
+
+def precision_per_step(config: Any) -> bool:
+    """Whether nestedfp's scheduler decides: its worker runs with no other."""
+    return config.parallel_config.worker_cls == WORKER
 
 
 def external_launcher(config: Any) -> bool:

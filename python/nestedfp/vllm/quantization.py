@@ -26,7 +26,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_s
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 from vllm.model_executor.utils import replace_parameter, set_weight_attrs
 
-from . import assembler, checkpoint, limits, loading, metrics, norms, op, overlap, settings, swiglu, versions
+from . import assembler, checkpoint, limits, loading, metrics, norms, op, overlap, requests, settings, swiglu, versions
 from .patches import around
 from .policy import Policy
 
@@ -347,7 +347,7 @@ class NestedFPConfig(QuantizationConfig):
         Policy(wanted.policy)  # an error for one that there is not
         # A draft model runs in its target's worker, which the parallel_config that vLLM makes for it does not name.
         parallel = getattr(config.speculative_config, "target_parallel_config", None) or config.parallel_config
-        by_rows = parallel.worker_cls != "nestedfp.vllm.worker.Worker"
+        by_rows = parallel.worker_cls != limits.WORKER
         threshold = wanted.threshold()
         if by_rows and threshold is None:
             raise ValueError(f"precision policy '{wanted.policy}': without nestedfp's scheduler and worker "
@@ -390,4 +390,5 @@ def register() -> None:
     metrics.install_field()
     metrics.install_logger()
     loading.install()
+    requests.install()
     _find_at_once()  # once all of it fits: from then on vLLM asks for no other, a refusal either

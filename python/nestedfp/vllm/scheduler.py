@@ -47,8 +47,8 @@ class _ChoosesPrecision:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.vllm_config.parallel_config.worker_cls != "nestedfp.vllm.worker.Worker":
-            raise ValueError("nestedfp's scheduler needs --worker-cls nestedfp.vllm.worker.Worker")
+        if not limits.precision_per_step(self.vllm_config):
+            raise ValueError(f"nestedfp's scheduler needs --worker-cls {limits.WORKER}")
         limits.check(self.vllm_config)
         self.nestedfp_settings = settings.Settings.parse(self.vllm_config.additional_config)
         self.nestedfp_policy = Policy(self.nestedfp_settings.policy)

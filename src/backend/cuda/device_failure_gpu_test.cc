@@ -133,6 +133,25 @@ TEST_F(DeviceFailureGpuDeathTest, WeightsOfADeviceThatHangsEnd) {
   EXPECT_EXIT(end_beside_a_hang(), ::testing::ExitedWithCode(0), "ended");
 }
 
+// A weight's scales and bias arrive as its planes do, and by no copy that waits for other streams without a limit.
+TEST_F(DeviceFailureGpuDeathTest, NoPartOfAWeightIsWaitedForWithoutALimit) {
+  const auto load_beside_a_hang = [] {
+    auto backend = make_cuda_backend({.threads = 1, .hang_s = 120});
+    const cuda::testing::TestMatrix matrix(cuda::testing::Kind::kRestricted, 64, 64, 1);
+    const LinearSpec spec{.parts = {&matrix}, .bias = std::vector<float>(64, 1.0f)};
+    const auto first = (*backend)->make_linear(spec);  // makes the uploader
+    cudaStream_t stream = nullptr;
+    cudaStreamCreate(&stream);
+    cudaLaunchHostFunc(
+        stream, [](void*) { pause(); }, nullptr);
+    alarm(60);  // ends the process otherwise
+    const auto weight = (*backend)->make_linear(spec);
+    std::fprintf(stderr, "%s\n", weight.ok() ? "uploaded" : weight.error().message.c_str());
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(load_beside_a_hang(), ::testing::ExitedWithCode(0), "uploaded");
+}
+
 // Another backend of the process, which was not the one to find that out, has no results either.
 TEST_F(DeviceFailureGpuDeathTest, ADeviceThatHangsFailsForAll) {
   const auto wait_beside_a_hang = [](bool synchronizes) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "backend/cuda/device_hangs.h"
 #include "backend/cuda/linear/weight_plan.h"
@@ -13,6 +14,7 @@ namespace nfp::cuda {
 namespace {
 
 constexpr size_t kAlignment = 256;
+constexpr size_t kExtrasPiece = size_t{64} << 10;
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 Result<uint8_t*> allocate(size_t bytes, const std::string& name) {
@@ -36,9 +38,11 @@ Result<std::unique_ptr<CudaWeight>> CudaWeight::make(const LinearSpec& spec, Dev
   weight->interleaved_ = plan.interleaved();
   NFP_RETURN_IF_ERROR(weight->take_memory(plan));
   std::vector<float> scales(static_cast<size_t>(plan.n()), 1.0f);
-  NFP_RETURN_IF_ERROR(weight->upload_matrices(plan, uploader, threads, scales));
-  NFP_RETURN_IF_ERROR(weight->upload_extras(plan, scales));
-  return weight;
+  Status status = weight->upload_matrices(plan, uploader, threads, scales);
+  if (status.ok()) status = weight->upload_extras(plan, uploader, threads, scales);
+  if (status.ok()) return weight;
+  (void)uploader.finish();  // what is under way must not arrive in memory that has been freed
+  return std::move(status).error();
 }
 
 Status CudaWeight::take_memory(const WeightPlan& plan) {
@@ -96,12 +100,11 @@ Status CudaWeight::upload_matrices(const WeightPlan& plan, DeviceUploader& uploa
       out.push_back({reinterpret_cast<uint8_t*>(const_cast<uint16_t*>(segment.dense)) + at, 0, bytes});
     }
   };
-  Status status = uploader.run(threads, transfer);
-  if (!status.ok()) (void)uploader.finish();  // what is under way must not arrive in memory that has been freed
-  return status;
+  return uploader.run(threads, transfer);
 }
 
-Status CudaWeight::upload_extras(const WeightPlan& plan, const std::vector<float>& scales) {
+Status CudaWeight::upload_extras(const WeightPlan& plan, DeviceUploader& uploader, ThreadPool& threads,
+                                 const std::vector<float>& scales) {
   std::vector<uint8_t> extras;
   const auto append = [&](const void* data, size_t bytes) {
     const size_t at = extras.size();
@@ -130,12 +133,20 @@ Status CudaWeight::upload_extras(const WeightPlan& plan, const std::vector<float
   }
   extras_bytes_ = extras.size();
   NFP_ASSIGN_OR_RETURN(extras_, allocate(extras.size(), plan.name()));
-  if (!extras.empty()) {
-    const cudaError_t status = cudaMemcpy(extras_, extras.data(), extras.size(), cudaMemcpyHostToDevice);
-    if (status != cudaSuccess) {
-      return error(ErrorCode::kResource, "{}: uploading scales: {}", plan.name(), cudaGetErrorString(status));
-    }
-  }
+  const auto piece_bytes = [&](size_t at) { return std::min(kExtrasPiece, extras.size() - at); };
+  DeviceUploader::Transfer transfer;
+  transfer.items = static_cast<int64_t>((extras.size() + kExtrasPiece - 1) / kExtrasPiece);
+  transfer.bytes = [&](int64_t item) { return piece_bytes(static_cast<size_t>(item) * kExtrasPiece); };
+  transfer.fill = [&](int, int64_t item, uint8_t* memory) {
+    const size_t at = static_cast<size_t>(item) * kExtrasPiece;
+    std::memcpy(memory, extras.data() + at, piece_bytes(at));
+    return ok_status();
+  };
+  transfer.copies = [&](int64_t item, std::vector<DeviceUploader::Copy>& out) {
+    const size_t at = static_cast<size_t>(item) * kExtrasPiece;
+    out.push_back({extras_ + at, 0, piece_bytes(at)});
+  };
+  NFP_RETURN_IF_ERROR(uploader.run(threads, transfer));
   for (size_t s = 0; s < places.size(); ++s) {
     WeightSegment& segment = segments_[s];
     if (places[s].scale != SIZE_MAX) {

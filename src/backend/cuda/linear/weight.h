@@ -59,7 +59,8 @@ class CudaWeight final : public LinearWeight {
   Status upload_matrices(const WeightPlan& plan, DeviceUploader& uploader, ThreadPool& threads,
                          std::vector<float>& scales);
   // Row scales where a row has one, the bias, and its FP16 for cuBLASLt, in one piece.
-  Status upload_extras(const WeightPlan& plan, const std::vector<float>& scales);
+  Status upload_extras(const WeightPlan& plan, DeviceUploader& uploader, ThreadPool& threads,
+                       const std::vector<float>& scales);
 
   int64_t n_ = 0, k_ = 0;
   bool interleaved_ = false;

@@ -332,6 +332,16 @@ class LLM:
         """Frees the weights, after the step that another thread may be in. Also what leaving a ``with`` block does."""
         self._engine.close()
 
+    def __copy__(self) -> LLM:  # whoever has a copy has the same model
+        return self
+
+    def __deepcopy__(self, _: object) -> LLM:
+        return self
+
+    def __reduce__(self) -> str:
+        raise TypeError("a nestedfp.LLM cannot be sent to another process: its weights are in the memory of the one that "
+                        "loaded it; load the model there")
+
     def __enter__(self) -> LLM:
         return self
 

@@ -1,5 +1,6 @@
 """nestedfp.LLM over a tiny model on the CPU, and over the demo model where NFP_DEMO_MODEL names it."""
 
+import copy
 import json
 import os
 import pickle
@@ -700,6 +701,13 @@ class TinyModel(unittest.TestCase):
             print(ask(4))
         """)
         self.assertEqual(said, ["4"])
+
+    def test_a_model_is_not_sent_to_another_process(self):
+        with self.assertRaisesRegex(TypeError, "cannot be sent to another process: .*load the model there"):
+            pickle.dumps(self.llm)
+        for copied in (copy.copy(self.llm), copy.deepcopy({"llm": self.llm})["llm"]):
+            self.assertIs(copied, self.llm)
+        self.assertEqual(pickle.loads(pickle.dumps(GREEDY)), GREEDY)
 
     def test_a_fork_has_no_model(self):
         said = self.in_a_process("""

@@ -312,6 +312,58 @@ def test_conversations_are_kept(browser, launch):
     complaints(browser, server)
 
 
+def press(browser, role, label):
+    """The last message of this role has such a button."""
+    browser.js(f"[...[...document.querySelectorAll('.msg.{role}')].pop().querySelectorAll('button')]"
+               f".find(b => [b.textContent, b.getAttribute('aria-label')].includes('{label}')).click()")
+
+
+def test_what_was_before_an_edit_is_kept(browser, launch):
+    """An edit and an answer made anew leave what was there, and all that followed, as a version to go back to."""
+    server = launch("--step-us", 5000)
+    open_page(browser, server)
+    texts = "[...document.querySelectorAll('.msg .body')].map(e => e.innerText.trim())"
+    places = "[...document.querySelectorAll('.tools span')].map(e => e.textContent)"
+    say(browser, "SAY:one")
+    say(browser, "SAY:two")
+    assert browser.js(places) == []
+    press(browser, "assistant", "Regenerate")
+    browser.wait("document.getElementById('stop').disabled && document.querySelectorAll('.version').length === 2")
+    assert browser.js(places) == ["2 / 2"] and browser.js(texts) == ["SAY:one", "one", "SAY:two", "two"]
+    browser.js("[...document.querySelectorAll('.msg.user button')].find(b => b.textContent === 'Edit').click()")
+    browser.js("document.querySelector('.msg textarea').value = 'SAY:changed'")
+    browser.js("[...document.querySelectorAll('.msg button')].find(b => b.textContent === 'Send edited').click()")
+    browser.wait("document.getElementById('stop').disabled && document.querySelectorAll('.msg').length === 2")
+    assert browser.js(texts) == ["SAY:changed", "changed"] and browser.js(places) == ["2 / 2"]
+    # Back at the first, with all that followed and its versions; also when the page was loaded again.
+    here = "document.activeElement.getAttribute('aria-label') + document.getElementById('told').textContent"
+    press(browser, "user", "Previous version")
+    assert browser.js(here) == "Next versionversion 1 of 2"
+    browser.call("Page.reload")
+    browser.wait("document.getElementById('state').textContent === 'ready'")
+    browser.js("document.querySelector('#conversations .open').click()")
+    assert browser.js(texts) == ["SAY:one", "one", "SAY:two", "two"] and browser.js(places) == ["1 / 2", "2 / 2"]
+    # What a version says the model is told, and nothing of the others.
+    browser.js("window.asked = []; const was = fetch; window.fetch = (path, options) => { if (options?.body) asked.push(JSON.parse(options.body)); return was(path, options); }")
+    press(browser, "assistant", "Previous version")
+    say(browser, "SAY:three")
+    assert browser.js("asked.pop().messages.map(m => m.content)") == ["SAY:one", "one", "SAY:two", "two", "SAY:three"]
+    assert browser.js("JSON.stringify(asked)").find("versions") < 0
+    browser.js("[...document.querySelectorAll('.version')].find(b => b.getAttribute('aria-label') === 'Next version').click()")
+    assert browser.js(texts) == ["SAY:changed", "changed"]
+    # An answer that is coming is stopped, and kept in its version.
+    browser.js("send('SAY:abc' + ' and more'.repeat(100))")
+    browser.wait("[...document.querySelectorAll('.msg.assistant .body')].pop().textContent.startsWith('abc')")
+    browser.js("document.querySelector('.version').click()")
+    browser.wait("document.getElementById('stop').disabled")
+    server.wait_idle(5)
+    assert browser.js(texts) == ["SAY:one", "one", "SAY:two", "two", "SAY:three", "three"]
+    browser.js("[...document.querySelectorAll('.version')].find(b => b.getAttribute('aria-label') === 'Next version').click()")
+    assert last(browser).startswith("abc") and last(browser, ".meta") == "stopped"
+    assert browser.js(NAMELESS) == [] and browser.js(CONTRAST) == []
+    complaints(browser, server)
+
+
 def test_what_came_of_an_answer_is_kept_when_the_page_is_loaded_again(browser, launch):
     server = launch("--step-us", 20000)
     open_page(browser, server)

@@ -119,7 +119,7 @@ function draw_message(index) {
   if (message.role === "user") {
     const el = bubble("user", "you");
     el.querySelector(".body").textContent = message.content;
-    tools(el, copyButton("Copy", () => message.content), button("Edit", () => edit(index, el)));
+    tools(el, ...versionButtons(index), copyButton("Copy", () => message.content), button("Edit", () => edit(index, el)));
     return el;
   }
   const el = bubble("assistant", "model");
@@ -130,7 +130,7 @@ function draw_message(index) {
 
 function answerTools(el, index) {
   const message = current.messages[index];
-  tools(el, copyButton("Copy", () => message.pair ? message.pair.map(p => p.content).join("\n\n") : message.content), button("Regenerate", () => again(index)));
+  tools(el, ...versionButtons(index), copyButton("Copy", () => message.pair ? message.pair.map(p => p.content).join("\n\n") : message.content), button("Regenerate", () => again(index)));
 }
 
 function showConversation() {
@@ -211,9 +211,10 @@ function history(messages) {
   return told;
 }
 
-async function answer() {
+async function answer(versions) {
   const conversation = current, compare = $("precision").value === "compare";
-  const message = compare ? {role: "assistant", content: "", pair: ["exact", "fast"].map(precision => ({precision, tokens: [], content: ""}))} : {role: "assistant", content: ""};
+  const message = {role: "assistant", content: "", versions};
+  if (compare) message.pair = ["exact", "fast"].map(precision => ({precision, tokens: [], content: ""}));
   const body = {...settings(), messages: history(conversation.messages)};
   const index = conversation.messages.push(message) - 1;
   const el = bubble("assistant", "model");
@@ -249,7 +250,7 @@ async function answer() {
   }
   following(() => {
     showAnswer(el, message);
-    if (current === conversation) answerTools(el, index);
+    if (current === conversation && current.messages[index] === message) answerTools(el, index);
   });
   removeEventListener("pagehide", keep);
   if (abort === mine) {
@@ -265,23 +266,63 @@ async function answer() {
   if (document.activeElement === document.body || document.activeElement === $("stop")) $("input").focus();
 }
 
-function send(text) {
-  current.messages.push({role: "user", content: text});
+function send(text, versions) {
+  current.messages.push({role: "user", content: text, versions});
   store.touch(current);
   showConversation();
   answer();
 }
 
-// Everything from this message on is said anew.
-function rewind(index) {
+// Takes this message and what follows out of the conversation and keeps it, as one of the message's versions: {at, all},
+// where all[at] is null in place of what the conversation has.
+function leave(index) {
   if (abort) abort.abort();
-  current.messages.length = index;
+  const left = current.messages.splice(index), versions = left[0].versions || {at: 0, all: [null]};
+  delete left[0].versions;
+  versions.all[versions.at] = left;
+  return versions;
+}
+
+// A new version of this message is to come.
+function rewind(index) {
+  const {all} = leave(index);
+  return {at: all.push(null) - 1, all};
 }
 
 function again(index) {
-  rewind(index);
+  const versions = rewind(index);
   showConversation();
-  answer();
+  answer(versions);
+}
+
+// The conversation as it went on in the version `step` further.
+function showVersion(index, step) {
+  const {at, all} = leave(index), to = at + step;
+  current.messages.push(...all[to]);
+  all[to] = null;
+  current.messages[index].versions = {at: to, all};
+  store.touch(current);
+  showConversation();
+  const shown = $("log").children[index], buttons = [...shown.querySelectorAll(".version")];
+  shown.scrollIntoView({block: "nearest"});
+  if (step > 0) buttons.reverse();
+  buttons.find(one => !one.disabled).focus({preventScroll: true});
+  tell(`version ${to + 1} of ${all.length}`);
+}
+
+function versionButtons(index) {
+  const versions = current.messages[index].versions;
+  if (!versions) return [];
+  const {at, all} = versions, place = document.createElement("span");
+  place.textContent = `${at + 1} / ${all.length}`;
+  const move = (sign, name, step) => {
+    const b = button(sign, () => showVersion(index, step));
+    b.className = "version";
+    b.setAttribute("aria-label", name);
+    b.disabled = !all[at + step];
+    return b;
+  };
+  return [move("‹", "Previous version", -1), place, move("›", "Next version", 1)];
 }
 
 function edit(index, el) {
@@ -291,8 +332,7 @@ function edit(index, el) {
   const done = () => {
     const text = area.value.trim();
     if (!text) return;
-    rewind(index);
-    send(text);
+    send(text, rewind(index));
     $("input").focus();
   };
   const cancel = () => {

@@ -1,5 +1,6 @@
 // Conversations, in this browser's own store: [{id, title, changed, messages}], the one used last first. A message is
-// {role, content} and for answers also {thoughts, meta, fault, pair: [{precision, tokens, content, meta, fault}]}.
+// {role, content} and for answers also {thoughts, meta, fault, pair: [{precision, tokens, content, meta, fault}]}. One that
+// was edited or answered anew has versions: {at, all: [messages from there on, or null at `at`]}.
 const $ = id => document.getElementById(id);
 // The page may lie under a proxy's path.
 const base = location.pathname.replace(/\/$/, "");

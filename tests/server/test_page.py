@@ -281,6 +281,27 @@ def test_markdown_is_rendered_and_harmless(browser, launch):
         browser.screenshot(f"page-markdown-{name}.png")
 
 
+# Each takes the renderer minutes.
+ENDLESS = {"emphasis": "'**a'.repeat(200000)", "brackets": "'[a]('.repeat(60000)", "links": "'http://a.com/(('.repeat(20000)",
+           "definitions": "'[a]: b\\n'.repeat(30000)", "table": "'|a'.repeat(5000) + '\\n' + '|-'.repeat(5000) + '\\n' + '|\\n'.repeat(5000)"}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_no_markdown_stops_the_page(browser, launch, what):
+    """What would take too long to render is shown as it is, and what comes after it is rendered."""
+    server = launch()
+    open_page(browser, server)
+    if not browser.js("markdown !== null"):
+        pytest.skip("built without markdown-it, DOMPurify and highlight.js (scripts/install-deps)")
+    browser.js(f"window.text = {ENDLESS[what]}; current.messages.push({{role: 'assistant', content: text}}); showConversation()")
+    here = "[...document.querySelectorAll('.msg .text')].pop()"
+    if what != "links":  # these are text anyhow, in one paragraph
+        assert browser.js(here + ".classList.contains('plain')")
+    assert browser.js(f"{here}.textContent.trim() === text.trim()")
+    browser.js("current.messages.push({role: 'assistant', content: '**bold** http://a.com\\n\\n'.repeat(1000)}); showConversation()")
+    assert [browser.js(f"{here}.querySelectorAll('{tag}').length") for tag in ("strong", "a")] == [1000, 1000]
+
+
 def test_conversations_are_kept(browser, launch):
     server = launch()
     open_page(browser, server)

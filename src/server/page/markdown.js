@@ -5,17 +5,56 @@ function sanitised(html, rules) {
   return template.content;
 }
 
+// The renderer takes quadratic time, and more, for some texts: emphasis, brackets, links or definitions that repeat
+// thousands of times, a table's header of which each short line makes a row. The page would stand still meanwhile, so
+// such a text is refused, and shown as it is.
+const mostRendering = 500;  // ms
+const refused = new Set();  // texts; what only adds to one is not tried again
+let renderingEnds = 0;
+
+function refuse(what) { throw new Error("too much work: " + what); }
+
+function rendered(renderer, text) {
+  for (const one of refused) if (text.startsWith(one)) refuse("as before");
+  renderingEnds = performance.now() + mostRendering;
+  try {
+    const html = renderer.render(text);
+    return html.length < 1000000 ? html : refuse("its HTML is too long");
+  } catch (error) {
+    refused.add(text);
+    throw error;
+  }
+}
+
+// Rules that match nothing and stop a rendering that takes too long. What one rule does by itself is bounded by counts.
+function bound(renderer) {
+  const inTime = () => performance.now() > renderingEnds ? refuse("time") : false;
+  const cells = (state, line, end) => {
+    const text = at => state.src.slice(state.bMarks[at], state.eMarks[at]);
+    if (line + 1 >= end || !/^[-:|>\s]+$/.test(text(line + 1))) return;
+    let last = line + 2;
+    while (last < end && !state.isEmpty(last)) last++;
+    if (text(line + 1).split("|").length * (last - line) > 20000) refuse("a table's cells");
+  };
+  renderer.block.ruler.before("table", "bound", (state, line, end) => cells(state, line, end) || inTime(),
+                              {alt: ["paragraph", "reference", "blockquote", "list"]});
+  renderer.inline.ruler.after("text", "bound", state => state.delimiters.length > 2000 ? refuse("emphasis") : inTime());
+  const pretest = renderer.linkify.pretest;
+  renderer.linkify.pretest = text => text.length > 4000 ? inTime() : inTime() || pretest.call(renderer.linkify, text);
+}
+
 // Markdown of an answer as elements. HTML in it is shown as text, what the renderer makes is sanitised, and no image is
 // fetched. Where the libraries were not there when the program was built, answers are plain text.
 const markdown = (() => {
   if (typeof window.markdownit !== "function" || !window.DOMPurify) return null;
   const renderer = window.markdownit({html: false, linkify: true, breaks: false}).disable("image");
+  bound(renderer);
   const clean = html => sanitised(html, {
     ALLOW_DATA_ATTR: false, ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
     ALLOWED_TAGS: ["p", "br", "hr", "em", "strong", "s", "code", "pre", "a", "ul", "ol", "li", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"],
     ALLOWED_ATTR: ["href", "class", "start"]});
   return text => {
-    const part = clean(renderer.render(text));
+    const part = clean(rendered(renderer, text));
     for (const link of part.querySelectorAll("a")) {
       link.target = "_blank";
       link.rel = "noopener noreferrer nofollow";

@@ -7,14 +7,11 @@
 #include <cstdio>
 #include <string>
 
+#include "base/byte_size.h"
 #include "base/log.h"
 
 namespace nfp {
 namespace {
-
-std::string size_text(double bytes) {
-  return bytes >= 1e9 ? fmt::format("{:.2f} GB", bytes / 1e9) : fmt::format("{:.1f} MB", bytes / 1e6);
-}
 
 std::string time_text(double seconds) {
   const auto whole = std::lround(seconds);
@@ -48,10 +45,9 @@ void DownloadBar::draw(const Progress& progress) {
   drawn_ = true;
   const double seconds = std::chrono::duration<double>(now - began_).count();
   const double speed = static_cast<double>(progress.done - first_) / seconds;  // bytes/s
-  std::string line = fmt::format("{} of {}", size_text(static_cast<double>(progress.done)),
-                                 size_text(static_cast<double>(progress.total)));
+  std::string line = fmt::format("{} of {}", human_bytes(progress.done), human_bytes(progress.total));
   if (speed > 0) {
-    line += fmt::format(", {}/s, {} left", size_text(speed),
+    line += fmt::format(", {}/s, {} left", human_bytes(static_cast<uint64_t>(speed)),
                         time_text(static_cast<double>(progress.total - progress.done) / speed));
   }
   if (!terminal_) return log::say("{}\n", line);

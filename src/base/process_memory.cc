@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 
+#include "base/byte_size.h"
 #include "base/control_group.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
@@ -85,11 +86,10 @@ uint64_t available_memory(const std::string& root) {
 void warn_of_memory(std::string_view taker, uint64_t bytes, std::string_view remedy) {
   const uint64_t free = available_memory();
   if (bytes <= free) return;
-  constexpr double kGiB = 1 << 30;
   log::warn(
-      "{} {:.2f} GiB, and {:.2f} GiB of memory are free here: the system may end this program without a word; {}, or "
+      "{} {}, and {} of memory are free here: the system may end this program without a word; {}, or "
       "use more memory (a container's limit counts)",
-      taker, static_cast<double>(bytes) / kGiB, static_cast<double>(free) / kGiB, remedy);
+      taker, human_bytes(bytes), human_bytes(free), remedy);
 }
 
 uint64_t memory_limit(const std::string& root) {

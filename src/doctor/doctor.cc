@@ -4,14 +4,14 @@
 
 #include <algorithm>
 
+#include "base/byte_size.h"
+
 namespace nfp {
 namespace {
 
 // Connections of serve's --max-connections, and what else a server has open.
 constexpr uint64_t kWantedFiles = 4096 + 256;
 constexpr uint64_t kLittle = uint64_t{1} << 30;  // bytes: the smallest models alone fit
-
-std::string gib(uint64_t bytes) { return fmt::format("{:.1f} GiB", static_cast<double>(bytes) / (uint64_t{1} << 30)); }
 
 Finding cpu_kernels(const SystemFacts& f) {
   Finding out{"cpu_kernels", "CPU kernels", Health::kGood, fmt::format("{} on {}", f.kernels, f.cpu), "", ""};
@@ -92,7 +92,7 @@ Finding driver(const SystemFacts& f) {
 
 Finding memory(const SystemFacts& f) {
   Finding out{"memory", "memory", Health::kGood, "", "", ""};
-  out.found = fmt::format("{}, {} free", gib(f.memory), gib(f.available));
+  out.found = fmt::format("{}, {} free", human_bytes(f.memory), human_bytes(f.available));
   // Two bytes a weight in both precisions; a quarter is left for the KV cache and everything else.
   const double billions = static_cast<double>(f.available) * 0.75 / 2 / 1e9;
   out.found += fmt::format(": room for about {:.1f} billion parameters in both precisions", billions);
@@ -137,8 +137,12 @@ Finding downloads(const SystemFacts& f) {
 }
 
 Finding cache(const SystemFacts& f) {
-  Finding out{
-      "model_cache", "model cache", Health::kGood, fmt::format("{}, {} free", f.cache, gib(f.cache_free)), "", ""};
+  Finding out{"model_cache",
+              "model cache",
+              Health::kGood,
+              fmt::format("{}, {} free", f.cache, human_bytes(f.cache_free)),
+              "",
+              ""};
   if (!f.cache_writable) {
     out.health = Health::kMissing;
     out.cost = "nestedfp pull cannot write there";

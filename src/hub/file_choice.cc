@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "base/byte_size.h"
 #include "base/json_depth.h"
 #include "io/gguf_parts.h"
 #include "io/gguf_tokenizer.h"
@@ -70,7 +71,7 @@ Result<std::vector<HubFile>> gguf_files(const HubModel& model, const HubName& na
   }
   std::string list;
   for (const HubFile& file : all) {
-    list += fmt::format("{}{} ({:.2f} GB)", list.empty() ? "" : ", ", file.path, static_cast<double>(file.size) / 1e9);
+    list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", file.path, human_bytes(file.size));
   }
   const HubFile* chosen = name.file.empty() && all.size() == 1 ? all.data() : find(model, name.file);
   if (chosen == nullptr && name.file.empty()) {

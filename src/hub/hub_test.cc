@@ -163,11 +163,12 @@ TEST(FileChoice, GgufFiles) {
   const HubModel images = repository({"mmproj-F16.gguf", "only.gguf", "sub/only.mmproj-Q8_0.gguf"});
   EXPECT_EQ(chosen(images, ""), "| only.gguf");
   EXPECT_EQ(chosen(images, "mmproj-F16.gguf"), "| mmproj-F16.gguf");
-  const HubModel several =
+  HubModel several =
       repository({"q4.gguf", "q8-00001-of-00002.gguf", "q8-00002-of-00002.gguf", "q9-00002-of-00002.gguf"});
+  several.files[0].size = uint64_t{3} << 29;
   EXPECT_EQ(
       chosen(several, ""),
-      "org/name: holds 2 GGUF files; choose one with --file: q4.gguf (0.00 GB), q8-00001-of-00002.gguf (0.00 GB)");
+      "org/name: holds 2 GGUF files; choose one with --file: q4.gguf (1.50 GiB), q8-00001-of-00002.gguf (0.0 KiB)");
   for (const char* part : {"q8-00001-of-00002.gguf", "q8-00002-of-00002.gguf"}) {
     EXPECT_EQ(chosen(several, part), "| q8-00001-of-00002.gguf q8-00002-of-00002.gguf");
   }

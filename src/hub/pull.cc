@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/atomic_file.h"
+#include "base/byte_size.h"
 #include "base/mapped_file.h"
 #include "hub/blob_download.h"
 #include "hub/file_choice.h"
@@ -31,8 +32,6 @@ Status make_folder(const fs::path& path) {
   return error(ErrorCode::kIo, "{}: cannot be made: {}; HF_HUB_CACHE or HF_HOME name another place", path.string(),
                code.message());
 }
-
-std::string gigabytes(uint64_t bytes) { return fmt::format("{:.2f} GB", static_cast<double>(bytes) / 1e9); }
 
 class Pull {
  public:
@@ -84,7 +83,7 @@ class Pull {
     if (code || space.available >= needed) return ok_status();
     return error(ErrorCode::kIo,
                  "{}: needs {} more in {}, where {} are free; HF_HUB_CACHE or HF_HOME name another place", name_.text(),
-                 gigabytes(needed), options_.cache, gigabytes(space.available));
+                 human_bytes(needed), options_.cache, human_bytes(space.available));
   }
 
   // All of them, some at a time; the largest first, so that the last one to end is a small one.

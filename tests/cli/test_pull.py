@@ -281,7 +281,7 @@ class Pull(Scratch):
         data = random.Random(1).randbytes(200000)
         self.serve({"README.md": b"x", "tiny.Q4_1.gguf": data, "tiny.Q8_0.gguf": b"other", "config.json": b"{}"})
         line = self.fails(code=2)
-        self.assertIn("choose one with --file: tiny.Q4_1.gguf (0.00 GB), tiny.Q8_0.gguf", line)
+        self.assertIn("choose one with --file: tiny.Q4_1.gguf (195.3 KiB), tiny.Q8_0.gguf", line)
         out, err = self.pull("--file", "tiny.Q4_1.gguf")
         snapshot = self.check_layout({"tiny.Q4_1.gguf": data})
         self.assertEqual(out.strip(), os.path.join(snapshot, "tiny.Q4_1.gguf"))
@@ -312,7 +312,7 @@ class Pull(Scratch):
         huge = {"sha": hubs.COMMIT, "siblings": [{**entry, "lfs": {**entry["lfs"], "size": 1 << 60}} if "lfs" in entry else entry
                                                  for entry in self.hub.siblings()]}
         self.hub.listed = huge
-        self.assertRegex(self.fails(), r"needs 1152921504\.61 GB more in .*, where [0-9.]+ GB are free")
+        self.assertRegex(self.fails(), r"needs 1073741824\.00 GiB more in .*, where [0-9.]+ [GM]iB are free")
         self.assertEqual(self.requests_of(WEIGHTS), [])
 
     def test_a_place_that_cannot_be_written(self):

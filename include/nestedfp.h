@@ -54,7 +54,7 @@ NFP_API const char* nfp_last_error(void);
 /* ---- Numbers ---------------------------------------------------------------------------------------------------- */
 
 /* FP16 bits of |w| <= 1.75 <-> an upper byte (an E4M3 number, w * 2^8 rounded to nearest) and a lower byte.
- * NFP_INVALID_INPUT: some weight is larger; the message has its place. */
+ * NFP_INVALID_INPUT: some weight is larger; the message has its place. The arrays are [count]. */
 NFP_API nfp_status nfp_split(const uint16_t* weights, size_t count, uint8_t* upper, uint8_t* lower);
 NFP_API nfp_status nfp_join(const uint8_t* upper, const uint8_t* lower, size_t count, uint16_t* weights);
 
@@ -72,7 +72,7 @@ typedef struct nfp_matrix_report {
   char reason[256];     /* why it does not nest; empty if it does */
 } nfp_matrix_report;
 
-/* Row exponents of W[rows, columns] (docs/format.md, "One row"): row r is nested as FP16(w * 2^-exponents[r]).
+/* Row exponents of W[rows, columns] (docs/format.md, "One row"), [rows]: row r is nested as FP16(w * 2^-exponents[r]).
  * `threads` of the host, up to 1024, share the rows; 0 = as many as the process may use. NaN, infinities:
  * NFP_INVALID_INPUT; a matrix of BF16 that neither nests nor is within FP16: NFP_UNSUPPORTED. */
 NFP_API nfp_status nfp_analyse(const uint16_t* weights, int64_t rows, int64_t columns, nfp_type type, int32_t threads,
@@ -217,27 +217,29 @@ NFP_API nfp_status nfp_linear_describe(nfp_linear* linear, nfp_precision precisi
 typedef enum nfp_mode { NFP_MODE_F16 = 0, NFP_MODE_BF16 = 1, NFP_MODE_E4M3 = 2, NFP_MODE_E4M3_PROMOTED = 3 } nfp_mode;
 typedef enum nfp_output { NFP_OUT_F16 = 0, NFP_OUT_BF16 = 1, NFP_OUT_F32 = 2 } nfp_output;
 
-/* One product in any mode and with every epilogue, operands as src/backend/cuda/gemm/gemm.h describes them. */
+/* One product in any mode and with every epilogue. Leading dimensions are elements from row to row. */
 typedef struct nfp_gemm_call {
   size_t size; /* sizeof(nfp_gemm_call) */
   nfp_weight weight;
   nfp_mode mode;
   nfp_output output;
   int64_t m;
-  const void* x; /* [m, k]; E4M3: rows of nfp_e4m3_row_bytes(k) in the order that nfp_rows writes */
-  int64_t ldx;
-  const float* token_scale;  /* E4M3 modes: [m], x is worth code * scale; NULL = 1 */
-  int32_t swiglu;            /* d[m, n/2] = silu(gate) * up; blocks of 8 gate rows and 8 up rows alternate in W */
+  /* Device [m, k] of the mode's type, 16-byte aligned; E4M3: rows of nfp_e4m3_row_bytes(k) as nfp_rows writes them. */
+  const void* x;
+  int64_t ldx;               /* its bytes a multiple of 16 */
+  const float* token_scale;  /* E4M3 modes: device [m], x is worth code * scale; NULL = 1 */
+  int32_t swiglu;            /* 1: d = silu(gate) * up, as of nfp_linear_run_swiglu; n a multiple of 16 */
   int32_t batch_invariant;   /* the same cuts of every sum whatever m is */
   int32_t independent_start; /* 1: no programmatic dependent launch */
-  void* d;
+  void* d;                   /* device [m, n], with swiglu [m, n / 2], of `output` */
   int64_t ldd;
-  const float* bias;
-  const void* residual;
+  const float* bias;    /* device [n], added before swiglu; NULL = none */
+  const void* residual; /* device, shape and type as d, added last in FP32; may be d; NULL = none */
   int64_t ldr;
-  void* workspace;
+  void* workspace; /* nfp_gpu_workspace_bytes() */
   size_t workspace_bytes;
 } nfp_gemm_call;
+/* Only enqueues; calls on one stream at a time for one workspace. */
 NFP_API nfp_status nfp_gemm(nfp_gpu* gpu, const nfp_gemm_call* call, nfp_stream stream);
 
 /* What stands around a product, one kernel: y = x, RMSNorm of x (+ residual), or silu(gate) * up; as 16 bits, as E4M3

@@ -36,10 +36,11 @@ die() {
 # build/logs/LABEL.log. Where it fails, so does the script: in the nfp_wait that runs then, and at the latest in its own.
 declare -A NFP_RUNNING=()  # label: process id
 nfp_start() {
-  local label="$1"
+  local label="$1" log="${NFP_LOGS}/$1.log"
   shift
-  mkdir -p "$NFP_LOGS" || die "cannot write to ${NFP_LOGS}; is the checkout read-only or the disk full?"
-  "$@" >"${NFP_LOGS}/${label}.log" 2>&1 </dev/null &
+  { mkdir -p "$NFP_LOGS" && : >"$log"; } ||
+    die "cannot write ${log}; is the checkout another user's or read-only, or the disk full?"
+  "$@" >"$log" 2>&1 </dev/null &
   NFP_RUNNING[$label]=$!
   trap 'nfp_stop; exit 130' INT TERM
 }
@@ -125,7 +126,7 @@ nfp_venv() {
   local stamp file arguments=()
   if ! "${NFP_VENV}/bin/python" -m pip --version >/dev/null 2>&1; then
     say "Python environment in ${NFP_VENV}"
-    rm -rf "$NFP_VENV"
+    rm -rf "$NFP_VENV" || die "cannot replace ${NFP_VENV}, whose python does not run pip; remove it"
     nfp_run "venv" python3 -m venv "$NFP_VENV"
   fi
   for file in "$@"; do arguments+=(-r "$file"); done

@@ -1,4 +1,4 @@
-"""Functions of scripts/lib.sh.
+"""Functions of scripts/lib.sh, and what scripts/quickstart is told.
 
 usage: test_lib.py SOURCE_DIRECTORY"""
 
@@ -34,6 +34,28 @@ class Jobs(unittest.TestCase):
             found = [self.jobs(500, **{name: limit}) for limit in (1 << 30, 6 << 30, 1 << 40, (1 << 63) - 4096)]
             self.assertEqual(found, [1, 4, 16, 16], name)
         self.assertEqual([self.jobs(4, memory_max=limit) for limit in ("max", 6 << 30)], [2, 2])
+
+
+class Steps(unittest.TestCase):
+    def test_a_log_that_cannot_be_written(self):
+        """Nothing runs, and the log of an earlier run is not shown as if it were this one's."""
+        with tempfile.TemporaryDirectory() as root:
+            (pathlib.Path(root) / "logs/step.log").mkdir(parents=True)
+            run = subprocess.run(["bash", "-euo", "pipefail", "-c", '. "$1/scripts/lib.sh"; NFP_LOGS="$2/logs"; nfp_run step touch "$2/ran"', "bash", SOURCE, root],
+                                 capture_output=True, text=True)
+            self.assertEqual(run.returncode, 1)
+            self.assertIn(f"error: cannot write {root}/logs/step.log; is the checkout another user's", run.stderr)
+            self.assertEqual(os.listdir(root), ["logs"])
+
+
+class Quickstart(unittest.TestCase):
+    def test_wrong_arguments_end_before_anything_is_done(self):
+        for arguments, status, told in ((["--max-tokens", "ten"], 1, "--max-tokens ten: is no number"), (["--prompt"], 2, "usage: "),
+                                        (["--", "--port", "1"], 1, "what follows -- is for --serve")):
+            run = subprocess.run([SOURCE / "scripts/quickstart", *arguments], cwd="/", capture_output=True, text=True, timeout=60)
+            self.assertEqual((run.returncode, run.stdout), (status, ""), arguments)
+            self.assertIn(told, run.stderr)
+            self.assertNotIn("==>", run.stderr)
 
 
 class Root(unittest.TestCase):

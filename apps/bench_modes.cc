@@ -200,7 +200,7 @@ void ThroughputMode::add_to(CLI::App& bench) {
 }
 
 Status ThroughputMode::run(const BenchFlags& common) const {
-  constexpr int32_t kTraceContext = 4096;  // as serve has it
+  constexpr int32_t kTraceContext = 4096;  // longer requests of a trace are left out
   NFP_RETURN_IF_ERROR(
       check_no_overlap({{"--step-log", step_log}},
                        {{"MODEL", common.model.model}, {"--trace", trace}, {"--calibrate", common.model.calibrate}}));

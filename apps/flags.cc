@@ -86,7 +86,7 @@ void ModelFlags::add_to(CLI::App& app) {
   app.add_option("--threads", threads, "threads to compute with; 0 = as many as this process may use")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  app.add_option("--ctx", ctx, "tokens of context; 0 = the model's own, at most 4096")
+  app.add_option("--ctx", ctx, "tokens of context; 0 = the model's own, at most what the KV cache holds")
       ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str();
   add_kv_dtype_flag(app, kv_dtype);

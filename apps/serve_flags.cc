@@ -76,10 +76,13 @@ void ServeFlags::add_listening(CLI::App& app) {
 }
 
 void ServeFlags::add_engine(CLI::App& app) {
-  app.add_option("--max-model-len", engine.max_context, "tokens of prompt and answer; 0 = the model's, at most 4096")
+  app.add_option("--max-model-len", engine.max_context,
+                 "tokens of prompt and answer; 0 = the model's, at most what the KV cache holds")
       ->check(CLI::Range(0, 1 << 30));
-  app.add_option("--max-num-seqs", engine.limits.max_sequences, "requests computed at once")
-      ->check(CLI::Range(1, 65536))
+  engine.limits.max_sequences = 0;
+  app.add_option("--max-num-seqs", engine.limits.max_sequences,
+                 "requests computed at once; 0 = 64 on a CPU, 256 on a GPU")
+      ->check(CLI::Range(0, 65536))
       ->capture_default_str();
   engine.limits.max_step_tokens = 0;
   app.add_option("--max-num-batched-tokens", engine.limits.max_step_tokens,

@@ -416,8 +416,9 @@ class Backend {
   // Of a step of `sequences` single tokens: a context of at least `longest`, the longest of theirs, that the launch of
   // attention is sized by. Of few values, as each is another captured step; 0 = for what the block table holds.
   virtual int32_t launch_context(const KvCache&, int32_t /*sequences*/, int32_t /*longest*/) const { return 0; }
-  // Tokens a step at most, where nobody says.
+  // Tokens of a step, and sequences of one, at most, where nobody says.
   virtual int32_t default_step_tokens() const { return 2048; }
+  virtual int32_t default_sequences() const { return 64; }
   // For threads that are not this program's: they work on this device until what this returns is gone, whichever is
   // theirs otherwise. Null = there is nothing to be done.
   virtual std::shared_ptr<void> enter() { return nullptr; }

@@ -69,6 +69,10 @@ Result<std::unique_ptr<nfp_engine>> open(const char* model, const char* options_
   };
   NFP_ASSIGN_OR_RETURN(engine->loaded, load(model, settings.model));
   settings.serving.fp8 = settings.fp8.value_or(engine->loaded->backend->fastest_fp8());
+  // On a CPU the KV cache is the caller's memory, so it is small; a device's is there for it.
+  constexpr int32_t kSequencesOnCpu = 8;
+  int32_t& sequences = settings.serving.limits.max_sequences;
+  if (sequences == 0 && !engine->loaded->backend->memory()) sequences = kSequencesOnCpu;
   NFP_ASSIGN_OR_RETURN(auto policy, parse_policy(settings.policy, settings.serving.fp8, /*shares=*/false));
   if (policy->needs_sensitivity()) {
     return error(ErrorCode::kUnsupported, "policy '{}': graded policies are the program's (nestedfp serve)",

@@ -103,7 +103,7 @@ Fields options_into(EngineSettings& settings) {
   fields.other("fp8",
                one_of<Precision>("fp8", settings.fp8, {{"fp8", Precision::kFp8}, {"fp8-w8a8", Precision::kFp8W8A8}}));
   fields.integer("max_model_len", settings.serving.max_context, 0, kMost);
-  fields.integer("max_num_seqs", settings.serving.limits.max_sequences, 1, 65536);
+  fields.integer("max_num_seqs", settings.serving.limits.max_sequences, 0, 65536);
   fields.integer("max_num_batched_tokens", settings.serving.limits.max_step_tokens, 0, kMost);
   fields.other("gpu_memory_utilization", [&settings](const Json& value) -> Status {
     const double share = value.is_number() ? value.get<double>() : 0;
@@ -141,7 +141,7 @@ Result<Json> parse_object(std::string_view text, std::string_view what) {
 Result<EngineSettings> parse_settings(const Json& json) {
   EngineSettings settings;
   settings.model.device = "auto";
-  settings.serving.limits.max_sequences = 8;
+  settings.serving.limits.max_sequences = 0;
   settings.serving.limits.max_step_tokens = 0;
   NFP_RETURN_IF_ERROR(options_into(settings).read(json));
   settings.model.context = settings.serving.max_context;

@@ -12,7 +12,8 @@
 
 namespace nfp {
 
-inline constexpr int32_t kDefaultContext = 4096;  // tokens
+// Tokens of one sequence that a KV cache on a CPU has room for where nobody says, whatever they take.
+inline constexpr int32_t kLeastContext = 4096;
 inline constexpr int32_t kMaxDrafts = 16;
 
 // What `serve` has for `least_ttft` and `least_itl` below where the operator gave no targets.
@@ -31,12 +32,13 @@ struct LatencyTargets {
 };
 
 struct EngineConfig {
-  SchedulerLimits limits;   // max_step_tokens 0 = the backend's default
-  int32_t max_context = 0;  // tokens of prompt and answer together; 0 = the model's, at most kDefaultContext
+  SchedulerLimits limits;   // max_sequences or max_step_tokens 0 = the backend's default
+  // Tokens of prompt and answer together. 0 = the model's default_context(), at most what the KV cache holds.
+  int32_t max_context = 0;
 
   // KV cache. Its size is kv_blocks, or where that is 0 kv_bytes, or where both are 0: on a device with memory of its
   // own what memory_share of it leaves room for, else what all sequences at full length need, but not more than a
-  // quarter of free memory (and never less than one such sequence).
+  // quarter of free memory (and never less than one such sequence, or kLeastContext where max_context is 0).
   int32_t kv_blocks = 0;
   int64_t kv_bytes = 0;
   double memory_share = 0.9;

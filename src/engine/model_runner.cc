@@ -135,8 +135,11 @@ Status ModelRunner::prepare() {
   Backend& backend = model_.backend();
   const ModelConfig& config = model_.config();
   SchedulerLimits& most = config_.limits;
+  if (most.max_sequences <= 0) most.max_sequences = backend.default_sequences();
   if (most.max_step_tokens <= 0) most.max_step_tokens = backend.default_step_tokens();
-  if (config_.max_context <= 0) config_.max_context = std::min(config.max_context, kDefaultContext);
+  const bool given = config_.max_context > 0;
+  if (!given) config_.max_context = config.default_context();
+  least_context_ = given ? config_.max_context : std::min(config_.max_context, kLeastContext);
   if (config_.max_context > config.max_context) {
     return error(ErrorCode::kUsage, "a context of {} tokens was asked for, but this model has {}", config_.max_context,
                  config.max_context);
@@ -189,6 +192,10 @@ Status ModelRunner::prepare() {
     }
     config_.kv_blocks = static_cast<int32_t>(blocks);
   }
+  const int64_t cached = int64_t{config_.kv_blocks} * config_.block_size;
+  if (cached < config_.max_context && least_context_ < config_.max_context) {
+    config_.max_context = static_cast<int32_t>(cached);
+  }
   // One block more, for padding.
   const KvCacheSpec spec = model_.kv_spec(config_.kv_blocks + 1, config_.block_size, config_.kv_dtype);
   if (!backend.memory()) {
@@ -220,9 +227,10 @@ Result<int64_t> ModelRunner::choose_kv_blocks() const {
     return config_.kv_bytes / block;
   }
   if (const auto memory = model_.backend().memory()) return blocks_that_fit(*memory, static_cast<uint64_t>(block));
-  const int64_t context = (config_.max_context + config_.block_size - 1) / config_.block_size;
+  const auto blocks_of = [&](int64_t tokens) { return (tokens + config_.block_size - 1) / config_.block_size; };
   const auto quarter = static_cast<int64_t>(available_memory() / 4) / block;
-  return std::max(context, std::min(context * config_.limits.max_sequences, quarter));
+  return std::max(blocks_of(least_context_),
+                  std::min(blocks_of(config_.max_context) * config_.limits.max_sequences, quarter));
 }
 
 Result<int64_t> ModelRunner::blocks_that_fit(const DeviceMemory& memory, uint64_t block_bytes) const {
@@ -232,7 +240,7 @@ Result<int64_t> ModelRunner::blocks_that_fit(const DeviceMemory& memory, uint64_
   const uint64_t taken = memory.total - memory.free - std::min(memory.others, memory.total - memory.free);
   const uint64_t left = std::min(allowed > taken ? allowed - taken : 0, memory.free);
   const uint64_t blocks = left > kLater ? (left - kLater) / block_bytes : 0;
-  const auto context = static_cast<uint64_t>((config_.max_context + config_.block_size - 1) / config_.block_size);
+  const auto context = static_cast<uint64_t>((least_context_ + config_.block_size - 1) / config_.block_size);
   if (blocks <= context) {
     constexpr double kGiB = 1 << 30;
     return error(
@@ -243,8 +251,7 @@ Result<int64_t> ModelRunner::blocks_that_fit(const DeviceMemory& memory, uint64_
         "--gpu-memory-utilization",
         static_cast<double>(memory.total) / kGiB, static_cast<double>(allowed) / kGiB,
         static_cast<double>(taken) / kGiB, static_cast<double>(kLater) / kGiB,
-        static_cast<double>(memory.others) / kGiB, blocks * static_cast<uint64_t>(config_.block_size),
-        config_.max_context);
+        static_cast<double>(memory.others) / kGiB, blocks * static_cast<uint64_t>(config_.block_size), least_context_);
   }
   return std::min(static_cast<int64_t>(blocks - 1), kMostCached / config_.block_size);
 }

@@ -129,6 +129,7 @@ class ModelRunner final : public StepRunner {
   // shape occurs, and replayed from then on. Empty = never.
   std::vector<int32_t> graph_sizes_;
   int32_t launch_sequences_ = 0;  // that a launch may have, and rows sampled in one
+  int32_t least_context_ = 0;     // tokens that the KV cache must have room for
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<TokenHistory> history_;
   std::unique_ptr<StepInput> input_;

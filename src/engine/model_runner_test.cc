@@ -176,6 +176,46 @@ TEST(ModelRunner, TooLittleMemorySaysWhoHasIt) {
       << runner.error().message;
 }
 
+TEST(ModelRunner, TheContextIsTheModelsOrWhatTheCacheHolds) {
+  const auto contexts = [](uint64_t memory, int32_t asked) -> std::pair<int32_t, int64_t> {
+    MemoryOnly device(memory);
+    NoWeights model(device);
+    EngineConfig config;
+    config.max_context = asked;
+    config.limits.max_sequences = 2;
+    const auto runner = ModelRunner::create(model, config);
+    if (!runner.ok()) return {0, 0};
+    const EngineConfig& made = (*runner)->config();
+    EXPECT_EQ((*runner)->max_context(), made.max_context);
+    return {made.max_context, int64_t{made.kv_blocks} * made.block_size};
+  };
+  EXPECT_EQ(contexts(uint64_t{8} << 30, 0).first, 1 << 20);
+  const auto [context, cached] = contexts(uint64_t{1} << 30, 0);
+  EXPECT_LT(context, 1 << 20);
+  EXPECT_GE(context, kLeastContext);
+  EXPECT_EQ(context, cached);
+  // What was asked for there is room for, or it is an error.
+  EXPECT_EQ(contexts(uint64_t{1} << 30, 5000).first, 5000);
+  EXPECT_EQ(contexts(uint64_t{1} << 30, 1 << 20).first, 0);
+}
+
+TEST(ModelRunner, SequencesAreTheBackendsWhereNobodySays) {
+  class Many : public MemoryOnly {
+   public:
+    using MemoryOnly::MemoryOnly;
+    int32_t default_sequences() const override { return 77; }
+  };
+  Many device(uint64_t{8} << 30);
+  NoWeights model(device);
+  for (const int32_t asked : {0, 5}) {
+    EngineConfig config;
+    config.limits.max_sequences = asked;
+    const auto runner = ModelRunner::create(model, config);
+    ASSERT_TRUE(runner.ok()) << runner.error().message;
+    EXPECT_EQ((*runner)->config().limits.max_sequences, asked > 0 ? asked : 77);
+  }
+}
+
 TEST(ModelRunner, SpeculativeTokensHaveAMost) {
   for (const int32_t tokens : {-1, 0, kMaxDrafts, kMaxDrafts + 1}) {
     MemoryOnly device(uint64_t{8} << 30);

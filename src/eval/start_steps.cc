@@ -31,8 +31,9 @@ fs::path folder_of(const StartStepsOptions& options) {
 EngineConfig measured_engine(const LoadedModel& loaded, const StartStepsOptions& options) {
   EngineConfig engine = options.engine;
   engine.speculative_tokens = 0;
-  if (engine.max_context <= 0) engine.max_context = std::min(loaded.config.max_context, kDefaultContext);
-  engine.max_context = std::min(engine.max_context, 4096);
+  constexpr int32_t kLongest = 4096;
+  engine.max_context = std::min(engine.max_context > 0 ? engine.max_context : loaded.config.default_context(), kLongest);
+  if (engine.limits.max_sequences <= 0) engine.limits.max_sequences = loaded.backend->default_sequences();
   int32_t& tokens = engine.limits.max_step_tokens;
   if (tokens <= 0) tokens = loaded.backend->default_step_tokens();
   tokens = std::max(tokens, engine.limits.max_sequences);

@@ -2,6 +2,7 @@
 // transformers; io/family.h says which are known.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -92,6 +93,13 @@ struct ModelConfig {
   // Blocks read the residual stream itself, no norm of it. It must not be wide then: inputs of linear layers are not.
   bool reads_stream() const { return !family->has(TensorRole::kAttentionNorm); }
   bool rotates(int32_t layer) const { return nope_layers.empty() || !nope_layers[static_cast<size_t>(layer)]; }
+  // Tokens of context where nobody says: all, but where a longer one changes what short texts get, as with LongRoPE,
+  // only as many as do not.
+  int32_t default_context() const {
+    const RopeScaling& scaling = rope.scaling;
+    const bool longrope = scaling.kind == RopeScaling::Kind::kLongrope;
+    return longrope ? std::min(max_context, scaling.original_context) : max_context;
+  }
 };
 
 // `name` is the file, for messages. Every number is checked: an absurd or missing field is an error that names it.

@@ -192,8 +192,7 @@ SCHEMA = {"type": "boolean"}
 
 
 @pytest.mark.parametrize("path,body,ignored", [
-    # A schema beside json_object, as some servers take it, would be missed.
-    ("/v1/chat/completions", {"response_format": {"type": "json_object", "schema": SCHEMA}}, "response_format.schema"),
+    ("/v1/chat/completions", {"response_format": {"type": "json_object", "schemas": SCHEMA}}, "response_format.schemas"),
     ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "mode": 1}}},
      "response_format.json_schema.mode"),
     ("/v1/responses", {"text": {"formt": {"type": "text"}}}, "text.formt"),

@@ -154,6 +154,7 @@ class CudaBackend final : public Backend, public cuda::GemmChooser {
   bool prefers_graphs() const override { return true; }
   int32_t launch_context(const KvCache& cache, int32_t sequences, int32_t longest) const override;
   int32_t default_step_tokens() const override { return 8192; }  // an 8B model computes them in a fifth of a second
+  int32_t default_sequences() const override { return 256; }     // a step of so many makes twice the tokens/s of 64
   std::shared_ptr<void> enter() override { return context_.enter(); }
   std::shared_ptr<void> turn() override { return std::make_shared<Turn>(*this); }
   const cuda::DeviceShape& gemm_device() const override { return linear_->gemm().device(); }

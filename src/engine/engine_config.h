@@ -32,7 +32,7 @@ struct LatencyTargets {
 };
 
 struct EngineConfig {
-  SchedulerLimits limits;   // max_sequences or max_step_tokens 0 = the backend's default
+  SchedulerLimits limits;  // max_sequences or max_step_tokens 0 = the backend's default
   // Tokens of prompt and answer together. 0 = the model's default_context(), at most what the KV cache holds.
   int32_t max_context = 0;
 

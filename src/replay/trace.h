@@ -22,10 +22,10 @@
 namespace nfp {
 
 struct TraceRequest {
-  double arrival_s = 0;                     // since the first request of the trace
-  int32_t input = 0;                        // tokens
-  int32_t output = 0;                       // tokens
-  int32_t priority = 0;                     // lower goes first
+  double arrival_s = 0;                                    // since the first request of the trace
+  int32_t input = 0;                                       // tokens
+  int32_t output = 0;                                      // tokens
+  int32_t priority = 0;                                    // lower goes first
   std::optional<PrecisionClass> precision = std::nullopt;  // none: as the server does by default
 };
 

@@ -40,10 +40,10 @@ TEST(SamplingDefaults, NullMeansAbsentAndMinusOneMeansOff) {
 }
 
 TEST(SamplingDefaults, ErrorsNameFileAndField) {
-  for (const char* text : {R"({"temperature": "hot"})", R"({"temperature": -1})", R"({"top_k": 1.5})",
-                           R"({"top_p": -0.1})", R"({"repetition_penalty": 0})", R"({"max_new_tokens": 0})",
-                           R"({"max_new_tokens": 1.5})", R"({"max_new_tokens": "all"})",
-                           R"({"max_new_tokens": 3000000000})", "[]", "{"}) {
+  for (const char* text :
+       {R"({"temperature": "hot"})", R"({"temperature": -1})", R"({"top_k": 1.5})", R"({"top_p": -0.1})",
+        R"({"repetition_penalty": 0})", R"({"max_new_tokens": 0})", R"({"max_new_tokens": 1.5})",
+        R"({"max_new_tokens": "all"})", R"({"max_new_tokens": 3000000000})", "[]", "{"}) {
     const auto read = parse_sampling_defaults(text, "the-file");
     ASSERT_FALSE(read.ok()) << text;
     EXPECT_NE(read.error().message.find("the-file"), std::string::npos) << read.error().message;

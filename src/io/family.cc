@@ -129,7 +129,7 @@ constexpr LayerTensor kGlm4Layer[] = {
 
 constexpr Family kFamilies[] = {
     {FamilyId::kLlama, "LlamaForCausalLM", "llama", "llama", kLlamaLayer, /*gguf_permutes_qk=*/true},
-    {FamilyId::kMistral, "MistralForCausalLM", "mistral", "", kLlamaLayer},
+    {FamilyId::kMistral, "MistralForCausalLM", "mistral", "mistral3", kLlamaLayer, /*gguf_permutes_qk=*/true},
     {FamilyId::kQwen2, "Qwen2ForCausalLM", "qwen2", "qwen2", kLlamaLayer},
     {FamilyId::kQwen3, "Qwen3ForCausalLM", "qwen3", "qwen3", kLlamaLayer},
     {FamilyId::kSmolLm3, "SmolLM3ForCausalLM", "smollm3", "smollm3", kLlamaLayer, /*gguf_permutes_qk=*/true},

@@ -130,7 +130,8 @@ struct Family {
   FamilyId id;
   std::string_view architecture;  // as config.json spells them
   std::string_view model_type;
-  std::string_view gguf;               // general.architecture; empty = these models come as another family's files;
+  std::string_view gguf;               // general.architecture; empty = these models come as another family's files,
+                                       // as Mistral's do too but for those of Mistral3ForConditionalGeneration;
                                        // two families may share it where one has experts, or the second windows
   std::span<const LayerTensor> layer;  // matrices that are stacked stand in the order of their rows
   bool gguf_permutes_qk = false;       // the converter reorders the rows of q and k (interleaved rotation)

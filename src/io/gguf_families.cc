@@ -116,6 +116,7 @@ constexpr KindOfKey kKinds[] = {
     {"attention.causal", Kind::kBoolean},
     {"attention.clamp_kqv", Kind::kNumber},
     {"attention.scale", Kind::kNumber},
+    {"attention.temperature_scale", Kind::kNumber},
     {"attention.sliding_window", Kind::kWhole},
     {"attn_logit_softcapping", Kind::kNumber},
     {"final_logit_softcapping", Kind::kNumber},
@@ -231,6 +232,9 @@ void add_family_fields(const GgufFacts& facts, Json& config) {
       return add_partial_rotation(facts, config);
     case FamilyId::kPhi3:
       return add_phi3(facts, config);
+    case FamilyId::kMistral:
+      config["sliding_window"] = nullptr;
+      return;
     case FamilyId::kSmolLm3:
       config["no_rope_layer_interval"] = 4;
       return;
@@ -274,6 +278,9 @@ Status check_metadata(const GgufFacts& facts, const Json& config) {
   if (predicting != 0) return refuse("nextn_predict_layers", predicting);
   const double clamp = gguf.number(facts.key("attention.clamp_kqv")).value_or(0.0);
   if (clamp != 0) return refuse("attention.clamp_kqv", clamp);
+  // Ministral 3's queries grow with their position.
+  const double growth = gguf.number(facts.key("attention.temperature_scale")).value_or(0.0);
+  if (growth != 0) return refuse("attention.temperature_scale", growth);
   // llama.cpp takes it for whether the heads of a Granite rotate at all.
   if (facts.family.id == FamilyId::kGranite && !gguf.boolean(facts.key("rope.scaling.finetuned")).value_or(true)) {
     return refuse("rope.scaling.finetuned", false);

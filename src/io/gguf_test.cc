@@ -402,6 +402,11 @@ TEST_F(GgufModel, FaultsInTheMetadataAreNamed) {
   expect(predicting.build(), "'qwen2.nextn_predict_layers' is 1");
   clamped.number("qwen2.attention.clamp_kqv", 8.0f);
   expect(clamped.build(), "'qwen2.attention.clamp_kqv' is 8");
+  GgufBuilder ministral = testing::tiny_gguf_keys("mistral3");
+  ministral.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
+  EXPECT_TRUE(open(ministral.build()).ok());
+  ministral.number("mistral3.attention.temperature_scale", 0.5f);
+  expect(ministral.build(), "'mistral3.attention.temperature_scale' is 0.5");
   GgufBuilder granite = testing::tiny_gguf_keys("granite");
   granite.tensor("token_embd.weight", {32, 4}, 1, random_tensor("", DType::kF16, {4, 32}, 1).bytes);
   granite.key("granite.rope.scaling.finetuned", 7, GgufBuilder::raw<uint8_t>(0));

@@ -33,7 +33,8 @@ PRE = {"llama-tied": "smollm", "llama-headdim": "gpt-2", "llama-yarn": "smollm",
        "gemma": "gpt-2", "olmo2": "gpt-2", "olmo2-tied": "gpt-2", "olmo3": "llama-bpe", "granite": "refact", "granite-bias": "refact",
        "seed-oss": "gpt-2", "seed-oss-bias": "gpt-2", "exaone4": "exaone4", "exaone4-full": "exaone4",
        "glm4": "gpt-2", "glm4-tied": "gpt-2", "ernie4-5": "gpt-2", "ernie4-5-bias": "gpt-2"}
-ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama", "olmo3": "olmo2", "mixtral": "llama",
+# By model_type, or of one model. Mistral's text model of a multimodal checkpoint is "mistral3".
+ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama", "mistral-full": "mistral3", "olmo3": "olmo2", "mixtral": "llama",
                  "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 # Divisors of frequencies are all that files have of Llama 3's scaling; which of its releases have these is looked up.
 LLAMA3_RELEASED = {"original_max_position_embeddings": 8192}
@@ -117,9 +118,9 @@ def gguf_tensors(model, kind):
         if expert := EXPERT.fullmatch(name):
             stacks.setdefault(f"blk.{expert[1]}.ffn_{PARTS[expert[3]]}_exps.weight", {})[int(expert[2])] = values
             continue
-        if kind in ("llama", "smollm3", "granite") and "q_proj" in name:
+        if kind in ("llama", "mistral3", "smollm3", "granite") and "q_proj" in name:
             values = permuted(values, heads)
-        if kind in ("llama", "smollm3", "granite") and "k_proj" in name:
+        if kind in ("llama", "mistral3", "smollm3", "granite") and "k_proj" in name:
             values = permuted(values, kv_heads)
         if kind.startswith("gemma") and "norm" in name:
             values = values + np.float32(1)
@@ -138,7 +139,7 @@ def gguf_tensors(model, kind):
 def write_gguf(path, folder, **split):
     model = reference.Model(folder)
     config = model.config
-    kind = ARCHITECTURES.get(config["model_type"], config["model_type"])
+    kind = ARCHITECTURES.get(os.path.basename(folder), ARCHITECTURES.get(config["model_type"], config["model_type"]))
     writer = gguf.GGUFWriter(path, kind, **split)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])

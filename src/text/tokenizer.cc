@@ -308,7 +308,7 @@ int32_t first_known(const AddedTokens& added, std::initializer_list<std::string_
 void add_known_eog(const AddedTokens& added, std::vector<int32_t>& eog) {
   for (const std::string_view name :
        {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>",
-        "</s>", "<eos>", "<|eot|>", "<|return|>", "<EOT>", "<|observation|>"}) {
+        "</s>", "<eos>", "<|eot|>", "<|return|>", "<EOT>", "<|observation|>", "<end_of_utterance>"}) {
     if (const AddedToken* token = added.find(name)) eog.push_back(token->id);
   }
 }

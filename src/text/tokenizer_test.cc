@@ -589,7 +589,7 @@ TEST(TokenizerGguf, WhatFollowsAMiddleThatIsFilledInEndsIt) {
 }
 
 TEST(TokenizerGguf, TheEndOfATextEndsAnAnswerThatHasATurnsEnd) {
-  for (const char* end : {"</s>", "<eos>"}) {
+  for (const char* end : {"</s>", "<eos>", "<end_of_utterance>"}) {
     TokenizerJson json = byte_level_json();
     json.tokens[1] = end;
     json.tokens[2] = "<|turn|>";

@@ -316,6 +316,44 @@ def test_a_failing_stream_ends_with_an_event(launch):
     assert event.response.status == "failed" and "shutting down" in event.response.error.message
 
 
+# As Vercel's AI SDK sends what it knows to be kept.
+def test_references_to_items(client, launch):
+    ask = {"role": "user", "content": f"SAY:one {CALL}"}
+    first = client.responses.create(model="fake", input=[ask], tools=[TOOL], max_output_tokens=200)
+    assert [item.type for item in first.output] == ["message", "function_call"]
+    rest = [{"type": "function_call_output", "call_id": first.output[1].call_id, "output": "sunny"}, {"role": "user", "content": "SAY:two"}]
+    refer = [ask, *({"type": "item_reference", "id": item.id} for item in first.output), *rest]
+    whole = [ask, *(item.model_dump() for item in first.output), *rest]
+    count = lambda items: client.responses.input_tokens.count(model="fake", input=items, tools=[TOOL]).input_tokens
+    assert count(refer) == count(whole) > count([ask, *rest])
+    second = client.responses.create(model="fake", input=refer, tools=[TOOL])
+    assert second.output_text == "two"
+    listed = [item.type for item in client.responses.input_items.list(second.id, order="asc")]
+    assert listed == ["message", "message", "function_call", "function_call_output", "message"]
+    # Of a stream, without its type, behind a response that goes on, and so large that a worker reads it.
+    *_, last = client.responses.create(model="fake", input="SAY:" + "x" * 1000, max_output_tokens=1500, top_logprobs=5, stream=True)
+    assert len(last.response.model_dump_json()) > 100_000
+    third = client.responses.create(model="fake", previous_response_id=second.id, input=[{"id": last.response.output[0].id}, rest[1]])
+    assert third.output_text == "two"
+    assert "x" * 1000 in json.dumps([item.model_dump() for item in client.responses.input_items.list(third.id)])
+    gone = client.responses.create(model="fake", input="SAY:x", store=False).output[0].id
+    item = second.output[0].id
+    for bad, status, words in (([gone], 404, f"Item with id '{gone}' not found"), ([item[:-1] + "7"], 404, "not found"), (["msg_"], 404, "not found"),
+                               ([""], 404, "not found"), ([item, item], 400, "is that of an item before"), ([5], 400, "must be a string")):
+        with pytest.raises(openai.APIStatusError, match=words) as refused:
+            client.responses.create(model="fake", input=[ask, *({"type": "item_reference", "id": one} for one in bad)])
+        assert refused.value.status_code == status and refused.value.param == f"input[{len(bad)}].id", bad
+    client.responses.delete(second.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model="fake", input=[{"type": "item_reference", "id": item}])
+    url = launch("--api-key", "one", "--api-key", "two").url + "/v1"
+    one, two = (openai.OpenAI(base_url=url, api_key=key, max_retries=0) for key in ("one", "two"))
+    item = one.responses.create(model="fake", input="SAY:x").output[0].id
+    assert one.responses.create(model="fake", input=[{"type": "item_reference", "id": item}]).status
+    with pytest.raises(openai.NotFoundError):
+        two.responses.create(model="fake", input=[{"type": "item_reference", "id": item}])
+
+
 # --- openai-agents
 
 

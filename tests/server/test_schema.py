@@ -60,6 +60,8 @@ def narrowed(document):
             fields["n"] = {"type": "integer", "minimum": 1, "maximum": 3}
         schema["required"] = sorted({*schema.get("required", []), limit, *({"input"} & fields.keys())})
         schema["additionalProperties"] = False
+    items = schemas["ResponsesRequest"]["properties"]["input"]["anyOf"][1]["items"]
+    items["anyOf"] = [item for item in items["anyOf"] if item["properties"]["type"]["const"] != "item_reference"]  # of nothing that is kept
     text = {"type": "string", "maxLength": 60}
     schemas["Message"] = {"type": "object", "required": ["role", "content"], "additionalProperties": False, "properties": {
         "role": {"enum": ["user", "assistant", "system"]}, "content": text, "name": text, "reasoning_content": text}}

@@ -28,7 +28,7 @@ class Conversation {
       NFP_API_TRY(reasoning(fields, where));
     } else {
       return bad_request(where + ".type", fmt::format("'{}.type' is '{}'; this server knows message, function_call, "
-                                                      "function_call_output and reasoning",
+                                                      "function_call_output, reasoning and item_reference",
                                                       where, type.substr(0, 64)));
     }
     ignore(fields, {"id", "status"});

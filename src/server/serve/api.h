@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,8 @@
 #include "server/serve/server_state.h"
 
 namespace nfp::server {
+
+struct ResponsesRequest;
 
 struct ApiOptions {
   std::vector<std::string> api_keys;         // empty = everybody may
@@ -101,8 +104,19 @@ class Api final : public http::Handler {
   void count_input_tokens(Call& call);
   // Reads a request of the Responses API with the conversation that it goes on with.
   void read_response(Call& call, void (Api::*then)(Call&, MaybeError, GenerationRequest));
-  // The messages of a kept response, or nothing after an error has been sent. `param` is the field named in it.
-  std::optional<Json> conversation_of(Call& call, const ResponseStore::Entry& entry, std::string_view param) const;
+  void go_on_from(Call& call, const Json& body, const std::shared_ptr<ResponsesRequest>& from,
+                  void (Api::*then)(Call&, MaybeError, GenerationRequest));
+  // An item of the input that stands for one of a kept response.
+  struct ItemReference {
+    size_t place;
+    std::string id;
+    std::shared_ptr<const ResponseStore::Entry> response;
+  };
+  MaybeError find_references(const Json& body, int key, ResponsesRequest* from, std::vector<ItemReference>* out) const;
+  // Puts the items in their places; false after an error has been sent.
+  bool put_items(Call& call, std::span<const ItemReference> references, Json* body) const;
+  // What is kept of a response, or nothing after an error has been sent. `param` is the field named in it.
+  std::optional<Json> kept_json(Call& call, const std::string& text, std::string_view param) const;
   void stored_response(Call& call);
   void delete_response(Call& call);
   void messages(Call& call);

@@ -1,7 +1,13 @@
 // The endpoints that the engine works for: completions, chat, the Responses API, the Messages API, embeddings.
 #include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <tuple>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "runtime/loaded_model.h"
 #include "server/api/dialects.h"
@@ -22,6 +28,15 @@ ApiError no_response(std::string_view id, int status, std::string_view param) {
                               "--response-store-memory",
                               id.substr(0, 100)),
                   std::string(param), "previous_response_not_found"};
+}
+
+// As OpenAI has it.
+ApiError no_item(std::string_view id, std::string param) {
+  return ApiError{404,
+                  fmt::format("Item with id '{}' not found: items are kept with their responses, in memory, unless "
+                              "'store' is false; send the item itself",
+                              id.substr(0, 100)),
+                  std::move(param), "item_not_found"};
 }
 
 ApiError no_path() {
@@ -84,10 +99,71 @@ void Api::responses(Call& call) { read_response(call, &Api::run); }
 void Api::count_input_tokens(Call& call) { read_response(call, &Api::count); }
 
 void Api::read_response(Call& call, void (Api::*then)(Call&, MaybeError, GenerationRequest)) {
-  const auto body = json_body(call);
+  auto body = json_body(call);
   if (!body) return;
   const auto from = std::make_shared<ResponsesRequest>();
-  if (auto failure = read_responses(*body, state()->limits, from.get())) return reply_error(call, *failure);
+  std::vector<ItemReference> references;
+  if (auto failure = find_references(*body, call.key, from.get(), &references)) return reply_error(call, *failure);
+  size_t bytes = 0;
+  for (const ItemReference& reference : references) bytes += reference.response->response.size();
+  auto go_on = [this, from, then, references = std::move(references),
+                body = std::make_shared<Json>(std::move(*body))](Call& there) {
+    if (put_items(there, references, body.get())) go_on_from(there, *body, from, then);
+  };
+  if (bytes > kInlineBody && !call.on_worker) return on_worker(call, bytes, std::move(go_on));
+  go_on(call);
+}
+
+// Clients that know a response to be kept send references to its items.
+MaybeError Api::find_references(const Json& body, int key, ResponsesRequest* from,
+                                std::vector<ItemReference>* out) const {
+  const auto input = body.find("input");
+  if (input == body.end() || !input->is_array()) return std::nullopt;
+  std::unordered_set<std::string> ids;
+  for (size_t i = 0; i < input->size(); ++i) {
+    const Json& item = (*input)[i];
+    if (!item.is_object()) continue;
+    const std::string where = fmt::format("input[{}]", i);
+    Fields fields(item, where);
+    const Json* type = fields.find("type");
+    if (type != nullptr ? *type != "item_reference" : item.contains("role") || !item.contains("id")) continue;
+    std::string id;
+    NFP_API_TRY(fields.get("id", &id));
+    NFP_API_TRY(fields.rest(state()->limits, &from->ignored));
+    if (!ids.insert(id).second) {
+      return bad_request(where + ".id",
+                         fmt::format("'{}.id' is that of an item before, '{}'", where, id.substr(0, 100)));
+    }
+    auto response = state()->responses.find(ResponseStore::id_of_item(id), key);
+    if (!response) return no_item(id, where + ".id");
+    out->push_back({i, std::move(id), std::move(response)});
+  }
+  return std::nullopt;
+}
+
+bool Api::put_items(Call& call, std::span<const ItemReference> references, Json* body) const {
+  std::unordered_set<std::string_view> read;    // responses
+  std::unordered_map<std::string, Json> items;  // theirs, by id
+  for (const ItemReference& reference : references) {
+    const std::string param = fmt::format("input[{}].id", reference.place);
+    if (read.insert(reference.response->id).second) {
+      auto response = kept_json(call, reference.response->response, param);
+      if (!response) return false;
+      for (Json& item : (*response)["output"]) items.emplace(item["id"].get<std::string>(), std::move(item));
+    }
+    const auto found = items.find(reference.id);
+    if (found == items.end()) {
+      reply_error(call, no_item(reference.id, param));
+      return false;
+    }
+    (*body)["input"][reference.place] = std::move(found->second);
+  }
+  return true;
+}
+
+void Api::go_on_from(Call& call, const Json& body, const std::shared_ptr<ResponsesRequest>& from,
+                     void (Api::*then)(Call&, MaybeError, GenerationRequest)) {
+  if (auto failure = read_responses(body, state()->limits, from.get())) return reply_error(call, *failure);
   std::shared_ptr<const ResponseStore::Entry> previous;
   if (!from->previous.empty()) {
     previous = state()->responses.find(from->previous, call.key);
@@ -97,7 +173,7 @@ void Api::read_response(Call& call, void (Api::*then)(Call&, MaybeError, Generat
     GenerationRequest request;
     state()->model.facts().sampling.apply(request.sampling);
     std::optional<Json> earlier = Json::array();
-    if (previous) earlier = conversation_of(there, *previous, "previous_response_id");
+    if (previous) earlier = kept_json(there, previous->conversation, "previous_response_id");
     if (!earlier) return;
     auto failure = parse_responses(*from, std::move(*earlier), state()->limits, &request);
     (this->*then)(there, std::move(failure), std::move(request));
@@ -107,9 +183,9 @@ void Api::read_response(Call& call, void (Api::*then)(Call&, MaybeError, Generat
   go_on(call);
 }
 
-std::optional<Json> Api::conversation_of(Call& call, const ResponseStore::Entry& entry, std::string_view param) const {
+std::optional<Json> Api::kept_json(Call& call, const std::string& text, std::string_view param) const {
   size_t bytes = 0;
-  auto parsed = parse_json(entry.conversation, {}, call.stop.get_token(), &bytes);
+  auto parsed = parse_json(text, {}, call.stop.get_token(), &bytes);
   if (!parsed.ok()) {
     ApiError failure = from_engine(parsed.error());
     failure.param = param;
@@ -117,7 +193,7 @@ std::optional<Json> Api::conversation_of(Call& call, const ResponseStore::Entry&
     return std::nullopt;
   }
   http::ByteLease& lease = call.request.lease;
-  if (!lease.resize(lease.bytes() + bytes + entry.conversation.size())) {
+  if (!lease.resize(lease.bytes() + bytes + text.size())) {
     reply_error(call, ApiError{429, "the server holds as many bytes of requests as it may; try again later", "", ""});
     return std::nullopt;
   }
@@ -139,7 +215,7 @@ void Api::stored_response(Call& call) {
   ItemsPage page;
   if (auto failure = read_items_page(call.request.query, &page)) return reply_error(call, *failure);
   auto list = [this, found, page](Call& there) {
-    const auto conversation = conversation_of(there, *found, "");
+    const auto conversation = kept_json(there, found->conversation, "");
     if (!conversation) return;
     auto body = input_items(*conversation, found->id, page);
     if (!body) return reply_error(there, bad_request("after", "'after' is the id of none of these items"));

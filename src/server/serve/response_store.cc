@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <random>
 
 namespace nfp::server {
@@ -54,6 +55,12 @@ uint64_t ResponseStore::bytes() const {
 std::string ResponseStore::make_id() {
   std::random_device source;  // the kernel's
   return fmt::format("resp_{:08x}{:08x}{:08x}{:08x}", source(), source(), source(), source());
+}
+
+std::string ResponseStore::id_of_item(std::string_view item_id) {
+  constexpr size_t kDigits = 32;
+  item_id.remove_prefix(std::min(item_id.size(), item_id.find('_') + 1));
+  return fmt::format("resp_{}", item_id.substr(0, kDigits));
 }
 
 }  // namespace nfp::server

@@ -32,6 +32,8 @@ class ResponseStore {
 
   // "resp_" and 128 bits that nobody can guess.
   static std::string make_id();
+  // Of the response whose item this is ("msg_" and the same bits, and where it is among the items).
+  static std::string id_of_item(std::string_view item_id);
 
  private:
   using List = std::list<std::shared_ptr<const Entry>>;  // most recently used first

@@ -88,8 +88,15 @@ class Simulation {
       slo.exact_decode = flags_.exact_decode;
       return make_slo_policy(of_slo_ && *levels == SloOptions::Levels::kAll ? *of_slo_ : model_, slo);
     }
-    auto made = parse_policy(policy == "fp8" ? name_of(options_.fp8) : std::string_view(policy), options_.fp8);
-    if (made.ok()) return made;
+    const std::string_view text = policy == "fp8" ? name_of(options_.fp8) : std::string_view(policy);
+    auto made = parse_policy(text, options_.fp8);
+    if (made.ok()) {
+      const Precision fp8 = precision_from_name(text).value_or(options_.fp8);
+      if (is_exact(fp8) || model_.find_level(fp8, 1) < model_.levels().size()) return made;
+      return error(ErrorCode::kUsage,
+                   "--policies {}: the step times have no {}; measure it too, with nestedfp bench MODEL steps", policy,
+                   name_of(fp8));
+    }
     return error(ErrorCode::kUsage, "--policies: {} (or slo, slo-fp16, slo-fp8)", made.error().message);
   }
 

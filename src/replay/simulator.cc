@@ -123,9 +123,13 @@ struct Replica {
 // One replica of the engine or several behind a router that sends each request where the fewest tokens are in flight.
 class Fleet {
  public:
-  Fleet(const StepModel& model, const SimulationOptions& options) : model_(model), options_(options) {}
+  Fleet(const StepModel& model, const SimulationOptions& options, const PolicyFactory& policy, EngineObserver* observer)
+      : model_(model),
+        options_(options),
+        policy_(policy),
+        observer_(observer),
+        replicas_(static_cast<size_t>(options.replicas)) {}
 
-  Status create(const PolicyFactory& policy, EngineObserver* observer);
   // The replica that has work and whose clock is the furthest behind; nullptr when there is no work.
   Replica* earliest();
   // Gives a request of the trace to a replica. One that is longer than the KV cache stays undone.
@@ -134,16 +138,19 @@ class Fleet {
   Status step(const Trace& trace, Replica* replica);
   uint64_t preemptions() const {
     uint64_t sum = 0;
-    for (const Replica& replica : replicas_) sum += replica.engine->stats().preemptions;
+    for (const Replica& replica : replicas_) sum += replica.engine ? replica.engine->stats().preemptions : 0;
     return sum;
   }
 
  private:
   EngineConfig config() const;
+  // With its first request: one that gets none takes no memory for a KV cache.
+  Status start(Replica& replica) const;
 
   const StepModel& model_;
   const SimulationOptions& options_;
-  int32_t max_step_tokens_ = 0;
+  const PolicyFactory& policy_;
+  EngineObserver* observer_;
   std::vector<Replica> replicas_;
 };
 
@@ -166,25 +173,21 @@ EngineConfig Fleet::config() const {
   return engine;
 }
 
-Status Fleet::create(const PolicyFactory& policy, EngineObserver* observer) {
+Status Fleet::start(Replica& replica) const {
+  const auto index = static_cast<uint64_t>(&replica - replicas_.data());
+  replica.runner = std::make_unique<SimulatedRunner>(model_, options_, options_.seed * 1000003 + index);
   EngineConfig engine = config();
-  max_step_tokens_ = engine.limits.max_step_tokens;
-  replicas_.resize(static_cast<size_t>(options_.replicas));
-  for (size_t i = 0; i < replicas_.size(); ++i) {
-    Replica& replica = replicas_[i];
-    replica.runner = std::make_unique<SimulatedRunner>(model_, options_, options_.seed * 1000003 + i);
-    engine.now = [runner = replica.runner.get()] { return time_at(runner->now_s); };
-    NFP_ASSIGN_OR_RETURN(auto made, policy());
-    replica.engine = std::make_unique<Engine>(engine, replica.runner.get(), nullptr, std::move(made));
-    replica.engine->set_observer(observer);
-  }
+  engine.now = [runner = replica.runner.get()] { return time_at(runner->now_s); };
+  NFP_ASSIGN_OR_RETURN(auto made, policy_());
+  replica.engine = std::make_unique<Engine>(engine, replica.runner.get(), nullptr, std::move(made));
+  replica.engine->set_observer(observer_);
   return ok_status();
 }
 
 Replica* Fleet::earliest() {
   Replica* earliest = nullptr;
   for (Replica& replica : replicas_) {
-    if (replica.engine->idle()) continue;
+    if (!replica.engine || replica.engine->idle()) continue;
     if (earliest == nullptr || replica.runner->now_s < earliest->runner->now_s) earliest = &replica;
   }
   return earliest;
@@ -200,6 +203,7 @@ Status Fleet::submit(const TraceRequest& asked, size_t index) {
   }
   const auto least = std::min_element(replicas_.begin(), replicas_.end(),
                                       [](const Replica& a, const Replica& b) { return a.tokens < b.tokens; });
+  if (!least->engine) NFP_RETURN_IF_ERROR(start(*least));
   if (least->engine->idle()) least->runner->now_s = std::max(least->runner->now_s, asked.arrival_s);
   Request request;
   request.id = std::to_string(index);
@@ -215,8 +219,8 @@ Status Fleet::submit(const TraceRequest& asked, size_t index) {
   const auto target = [&](const std::optional<double>& fixed, double alone_s) {
     return fixed ? std::max(*fixed, options_.serve_least * alone_s) : options_.slo_factor * alone_s / options_.slowdown;
   };
-  request.slo_ttft_s = target(options_.ttft_s, alone(model_, asked, max_step_tokens_).ttft_s);
-  request.slo_itl_s = target(options_.itl_s, alone(model_, two, max_step_tokens_).tpot_s);
+  request.slo_ttft_s = target(options_.ttft_s, alone(model_, asked, options_.step_tokens()).ttft_s);
+  request.slo_itl_s = target(options_.itl_s, alone(model_, two, options_.step_tokens()).tpot_s);
   Status status = least->engine->submit(std::move(request));
   if (status.ok()) {
     least->tokens += asked.input + asked.output;
@@ -269,8 +273,7 @@ Result<ReplayOutcome> simulate(const Trace& trace, const StepModel& model, const
   ReplayOutcome outcome;
   outcome.requests.resize(trace.requests.size());
   Recorder recorder(outcome);
-  Fleet fleet(model, options);
-  NFP_RETURN_IF_ERROR(fleet.create(policy, &recorder));
+  Fleet fleet(model, options, policy, &recorder);
   size_t next = 0, reported = 0;
   while (true) {
     Replica* earliest = fleet.earliest();

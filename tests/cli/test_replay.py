@@ -6,10 +6,11 @@ import os
 import random
 import re
 import shlex
+import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-from program import Scratch, failure, main, run
+from program import PROGRAM, Scratch, failure, main, run
 
 
 def table():
@@ -97,6 +98,24 @@ class Replay(Scratch):
         one, three = (self.report(self.trace, "--policies", "slo-fp16", "--rate", "6", "--replicas", n)["rows"][0] for n in ("1", "3"))
         self.assertGreaterEqual(three["attainment_tight"], one["attainment_tight"])
         self.assertLess(three["ttft_s"]["mean"], one["ttft_s"]["mean"])
+
+    def test_machines_without_requests_take_no_memory(self):
+        few, many = (self.report(self.trace, "--policies", "slo", "--replicas", n)["rows"] for n in ("120", "4096"))
+        self.assertEqual(few, many)
+        with_limit = ["sh", "-c", 'ulimit -v 2000000; exec "$@"', "sh", PROGRAM, "replay", self.trace, "--simulate", self.table,
+                      "--policies", "slo", "--replicas", "4096"]
+        self.assertEqual(subprocess.run(with_limit, capture_output=True, timeout=60).returncode, 0)
+
+    def test_a_precision_that_the_table_lacks_is_told_before_anything_is_simulated(self):
+        line = failure("replay", self.trace, "--simulate", self.table, "--policies", "slo", "fp8-w8a8", code=2)
+        self.assertIn("--policies fp8-w8a8: the step times have no fp8-w8a8; measure it too", line)
+        alone = table()
+        alone["levels"], alone["steps"] = alone["levels"][:1], [step for step in alone["steps"] if step["level"] == 0]
+        exact = self.write("exact.json", json.dumps(alone))
+        for policy in ("fp8", "threshold:8"):
+            self.assertIn(f"--policies {policy}: the step times have no fp8",
+                          failure("replay", self.trace, "--simulate", exact, "--policies", policy, code=2))
+        run("replay", self.trace, "--simulate", exact, "--policies", "fp16", "slo-fp16")
 
     def test_the_highest_rate_holds_and_more_does_not(self):
         out, _ = run("replay", self.trace, "--simulate", self.table, "--find-rate", "--attainment", "0.9", "--policies", "slo-fp16", "slo-fp8",

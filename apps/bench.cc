@@ -66,6 +66,20 @@ Status run_mode(const BenchVerb& flags) {
   return flags.steps.run(flags.common);
 }
 
+// Says which flags that were given mean nothing to the precisions that are measured.
+void warn_of_idle_flags(const CLI::App& verb, const BenchVerb& flags) {
+  const BenchFlags& common = flags.common;
+  const auto list = common.precision_list();
+  if (!list.ok()) return;
+  const auto exact = std::count_if(list->begin(), list->end(), is_exact);
+  if (exact == 0) warn_of_idle_speculation(common.model.speculative_tokens, common.precisions);
+  if (exact < std::ssize(*list)) return;
+  const std::string only = "--precisions " + common.precisions;
+  if (common.model.speculative_tokens == 0) warn_of_idle_fp8_flags(verb, only);
+  if (flags.latency.switching)
+    log::warn("--switching: does nothing, as there is nothing to switch to: {} has no FP8", only);
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, Status& status) {
@@ -123,12 +137,7 @@ void add_bench(CLI::App& app, Status& status) {
     if (flags->common.model.model.empty()) throw CLI::RequiredError("MODEL");
     status = flags->common.resolve();
     if (!status.ok()) return;
-    const BenchFlags& given = flags->common;
-    const auto list = given.precision_list();
-    const bool exact = list.ok() && std::all_of(list->begin(), list->end(), is_exact);
-    if (exact && given.model.speculative_tokens == 0) {
-      warn_of_idle_fp8_flags(*verb, "--precisions " + given.precisions);
-    }
+    warn_of_idle_flags(*verb, *flags);
     status = verb->get_subcommands().empty() ? run(*flags) : run_mode(*flags);
   });
 }

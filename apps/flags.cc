@@ -201,6 +201,9 @@ Result<std::unique_ptr<LoadedModel>> ModelFlags::load(bool needs_sensitivity, in
   if (baseline == "fp8-channel" && is_exact(precision_value())) {
     return error(ErrorCode::kUsage, "--baseline fp8-channel has no FP16 form; add --precision fp8 or fp8-w8a8");
   }
+  if (speculative_always && speculative_tokens == 0) {
+    log::warn("--speculative-always: does nothing, as nothing is drafted without --speculative-tokens");
+  }
   LoadedModelOptions options;
   device.apply(options);
   options.needs_tokenizer = needs_tokenizer;

@@ -216,6 +216,10 @@ class Generate(Scratch):
         self.assertEqual(idle(*bench), [])
         latency = ("bench", F16_MODEL, "latency", "--batch", "1", "--input", "4", "--output", "2", "--repeats", "1", *flags)
         self.assertEqual(idle(*latency, "--precisions", "fp16"), ["--fp8-share", "--fp8-head"])
+        self.assertEqual(idle(*latency[:-3], "--precisions", "fp16", "--switching"), ["--switching"])
+        self.assertEqual(idle(*latency, "--precisions", "fp8", "--speculative-tokens", "2"), ["--speculative-tokens"])
+        self.assertEqual(idle(*latency, "--speculative-tokens", "2", "--speculative-always"), [])
+        self.assertEqual(idle("generate", F16_MODEL, "-p", "ab", "-n", "2", "--speculative-always"), ["--speculative-always"])
 
     def test_prompts_from_file_and_pipe(self):
         with open(self.path("prompt"), "w") as file:

@@ -10,6 +10,7 @@
 #include "base/process_memory.h"
 #include "bench_modes.h"
 #include "bench_report.h"
+#include "status_line.h"
 #include "verbs.h"
 
 namespace nfp {
@@ -34,9 +35,9 @@ Status run(const BenchVerb& flags) {
   NFP_ASSIGN_OR_RETURN(const auto loaded,
                        flags.common.model.load(false, options.context_needed(), "--prompt, --context and --generate"));
   for (Precision& precision : options.precisions) precision = flags.common.on_device(precision, *loaded);
-  const bool terminal = ::isatty(STDERR_FILENO) != 0;
+  const bool terminal = takes_escapes(STDERR_FILENO);
   const auto progress = [&](const std::string& what, int32_t done, int32_t total) {
-    if (terminal) log::say("\r\033[K{}/{} {}", done + 1, total, what);
+    if (terminal) draw_status_line(fmt::format("{}/{} {}", done + 1, total, what));
   };
   std::optional<cpu::ReadProbe> probe;
   if (flags.common.machine && loaded->backend->info().name == "cpu") {
@@ -44,7 +45,7 @@ Status run(const BenchVerb& flags) {
     options.read_rate = [&probe] { return probe->gbs(); };
   }
   NFP_ASSIGN_OR_RETURN(const std::vector<BenchmarkRow> rows, run_benchmark(*loaded, options, progress));
-  if (terminal) log::say("\r\033[K");
+  if (terminal) clear_status_line();
   const size_t peak =
       process_memory().peak - (probe ? probe->bytes() : 0);  // before the measurement below takes its own
   NFP_ASSIGN_OR_RETURN(const Ceilings ceilings, flags.common.measure(*loaded));

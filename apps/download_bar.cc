@@ -4,11 +4,11 @@
 #include <unistd.h>
 
 #include <cmath>
-#include <cstdio>
 #include <string>
 
 #include "base/byte_size.h"
 #include "base/log.h"
+#include "status_line.h"
 
 namespace nfp {
 namespace {
@@ -22,10 +22,10 @@ std::string time_text(double seconds) {
 
 }  // namespace
 
-DownloadBar::DownloadBar() : terminal_(::isatty(STDERR_FILENO) != 0) {}
+DownloadBar::DownloadBar() : terminal_(takes_escapes(STDERR_FILENO)) {}
 
 DownloadBar::~DownloadBar() {
-  if (drawn_ && terminal_) log::say("\r\033[K");
+  if (drawn_ && terminal_) clear_status_line();
 }
 
 ProgressCallback DownloadBar::callback() {
@@ -52,8 +52,8 @@ void DownloadBar::draw(const Progress& progress) {
   }
   if (!terminal_) return log::say("{}\n", line);
   const auto filled = static_cast<size_t>(progress.total > 0 ? progress.done * 25 / progress.total : 0);
-  log::say("\r\033[K[{}{}] {}", std::string(filled, '#'), std::string(25 - filled, '.'), line);
-  std::fflush(stderr);
+  // What is cut off a narrow terminal is the bar.
+  draw_status_line(fmt::format("{} [{}{}]", line, std::string(filled, '#'), std::string(25 - filled, '.')));
 }
 
 }  // namespace nfp

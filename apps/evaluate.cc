@@ -13,6 +13,7 @@
 #include "flags.h"
 #include "progress_bar.h"
 #include "report_file.h"
+#include "status_line.h"
 #include "verbs.h"
 
 namespace nfp {
@@ -93,9 +94,9 @@ Status run(EvaluateFlags flags) {
       NFP_ASSIGN_OR_RETURN(flags.options.smoothed, calibrate(flags.model.model, calibration));
     }
   }
-  const bool terminal = ::isatty(STDERR_FILENO) != 0;
+  const bool terminal = takes_escapes(STDERR_FILENO);
   flags.options.progress = [terminal](const std::string& form, int64_t chunk, int64_t chunks) {
-    if (terminal) log::say("\r\033[K{}: chunk {}/{}", form, chunk, chunks);
+    if (terminal) draw_status_line(fmt::format("{}: chunk {}/{}", form, chunk, chunks));
     if (!terminal && chunk == chunks) log::say("{}: done\n", form);
   };
   // A pipe or a device gets them once, at the end.
@@ -103,7 +104,7 @@ Status run(EvaluateFlags flags) {
     flags.options.measured = [&flags](const Evaluation& so_far) { return write_figures(flags.json_file, so_far); };
   }
   NFP_ASSIGN_OR_RETURN(const Evaluation evaluation, evaluate(flags.model.model, flags.options));
-  if (terminal) log::say("\r\033[K");
+  if (terminal) clear_status_line();
   // First what cannot fail for a full disk.
   if (flags.json) {
     fmt::print("{}\n", evaluation_to_json(evaluation));

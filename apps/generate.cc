@@ -16,6 +16,7 @@
 #include "interrupt.h"
 #include "json_output.h"
 #include "runtime/generation.h"
+#include "status_line.h"
 #include "text/utf8.h"
 #include "verbs.h"
 
@@ -51,7 +52,7 @@ Result<std::string> read_prompt(const GenerateFlags& flags) {
 // no-color.org's word.
 bool colour_wanted() {
   const char* const none = std::getenv("NO_COLOR");
-  return ::isatty(STDOUT_FILENO) != 0 && (none == nullptr || *none == '\0');
+  return takes_escapes(STDOUT_FILENO) && (none == nullptr || *none == '\0');
 }
 
 // Prints pieces as they come. With --switch-every, text computed in FP8 is marked: coloured on a terminal, and "[fp8]"

@@ -11,6 +11,7 @@
 #include "flags.h"
 #include "json_output.h"
 #include "report_file.h"
+#include "status_line.h"
 #include "verbs.h"
 
 namespace nfp {
@@ -73,12 +74,12 @@ Status run(const PerplexityFlags& flags) {
   options.precision = flags.model.precision_value();
   options.kv_dtype = flags.model.kv_dtype_value();
   if (loaded->tokenizer->adds_bos()) options.bos = loaded->tokenizer->bos_id();
-  const bool terminal = ::isatty(STDERR_FILENO) != 0;
+  const bool terminal = takes_escapes(STDERR_FILENO);
   const auto progress = [&](const PerplexityResult& r, int64_t all) {
     const double left = r.seconds / static_cast<double>(r.chunks) * static_cast<double>(all - r.chunks);
     if (terminal) {
-      log::say("\r\033[Kchunk {}/{}: perplexity {:.4f} +- {:.4f}, {:.0f} s left", r.chunks, all, r.perplexity, r.error,
-               left);
+      draw_status_line(fmt::format("chunk {}/{}: perplexity {:.4f} +- {:.4f}, {:.0f} s left", r.chunks, all,
+                                   r.perplexity, r.error, left));
       if (r.chunks == all) log::say("\n");
     } else if (r.chunks % 50 == 0 || r.chunks == all) {
       log::say("chunk {}/{}: perplexity {:.4f} +- {:.4f}\n", r.chunks, all, r.perplexity, r.error);

@@ -3,17 +3,16 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <string>
 
-#include "base/log.h"
+#include "status_line.h"
 
 namespace nfp {
 
-ProgressBar::ProgressBar() : terminal_(::isatty(STDERR_FILENO) != 0) {}
+ProgressBar::ProgressBar() : terminal_(takes_escapes(STDERR_FILENO)) {}
 
 ProgressBar::~ProgressBar() {
-  if (drawn_) log::say("\r\033[K");
+  if (drawn_) clear_status_line();
 }
 
 ProgressCallback ProgressBar::callback() {
@@ -24,8 +23,8 @@ ProgressCallback ProgressBar::callback() {
     last_percent_ = percent;
     drawn_ = true;
     const auto filled = static_cast<size_t>(percent / 4);
-    log::say("\r\033[K{} [{}{}] {}%", progress.what, std::string(filled, '#'), std::string(25 - filled, '.'), percent);
-    std::fflush(stderr);
+    draw_status_line(
+        fmt::format("{} [{}{}] {}%", progress.what, std::string(filled, '#'), std::string(25 - filled, '.'), percent));
   };
 }
 

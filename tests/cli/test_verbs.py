@@ -153,6 +153,33 @@ class Generate(Scratch):
         self.assertRegex(err, r"fp16: \d+ prompt tokens, \d+ generated")
         self.assertNotIn("error:", err)
 
+    def test_progress_is_as_wide_as_the_terminal(self):
+        def drawn(columns, **more):
+            ours, theirs = pty.openpty()
+            fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            out = subprocess.run([PROGRAM, "generate", F16_MODEL, "-p", "a", "-n", "1", "-q"], stdout=subprocess.DEVNULL, stderr=theirs,
+                                 env={**os.environ, "TERM": "xterm", **more}, timeout=60, check=True)
+            self.assertEqual(out.returncode, 0)
+            os.close(theirs)
+            text = b""
+            while True:
+                try:
+                    piece = os.read(ours, 1 << 16)
+                except OSError:  # all was read
+                    break
+                if not piece:
+                    break
+                text += piece
+            os.close(ours)
+            return [line for line in text.decode().split("\r\033[K") if line]
+
+        whole = drawn(80)
+        self.assertRegex(whole[-1], r"^loading \[#+\.*\] \d+%$")
+        self.assertEqual(drawn(0)[-1], whole[-1])  # nobody knows how wide it is
+        for columns in (20, 2):
+            self.assertEqual({line for line in drawn(columns)} - {line[:columns - 1] for line in whole}, set())
+        self.assertEqual(drawn(80, TERM="dumb"), [])
+
     def test_sampling_is_repeatable_by_seed_and_thread_count(self):
         flags = ["--temperature", "1", "--top-k", "40", "--top-p", "0.9", "--repetition-penalty", "1.2"]
         first = self.answer(F16_MODEL, *flags, "--seed", "5")

@@ -4,7 +4,20 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <atomic>
+#include <chrono>
+#include <thread>
 #include <vector>
+
+namespace {
+std::atomic<int> yields{0};
+}
+
+// In the place of the C library's.
+int sched_yield() noexcept {
+  ++yields;
+  return 0;
+}
 
 namespace nfp {
 namespace {
@@ -51,6 +64,24 @@ TEST(ThreadPool, BarrierSeparatesPhases) {
     }
   });
   EXPECT_TRUE(good);
+}
+
+// A thread that yields its CPU to other programs gets it back late, at every wait.
+TEST(ThreadPool, WhoeverWaitsLongSleepsAndDoesNotYield) {
+  ThreadPool pool(3);
+  const auto late = [](int thread) {
+    if (thread == 2) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  };
+  yields = 0;
+  for (int i = 0; i < 5; ++i) {
+    pool.run([&](int thread) {
+      late(thread);
+      pool.barrier();
+      late(thread);  // the caller waits for its end
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));  // the workers wait for the next
+  }
+  EXPECT_EQ(yields, 0);
 }
 
 TEST(ThreadPool, TheCallerIsBoundOnlyWhileItComputes) {

@@ -218,9 +218,13 @@ void Executor::normed_linear(const RmsNormArgs& norm, const LinearArgs& linear, 
   if (prepare) prepare_rows(prepare, kernels_, normed, linear.weight->k(), Range{0, linear.rows}, input);
   multiply(linear, normed, prepared, thread, counts);
   if (norm.residual == nullptr) return;
-  // By now the others have long read what is written here: this hardly ever waits.
+  // By now the others have long read what is written here: this hardly ever waits, but for a thread whose CPU another
+  // program has.
+  constexpr int kSpins = 2000;
   counts.readers += threads_.size();
-  while (readers_done_.load(std::memory_order_acquire) < counts.readers) std::this_thread::yield();
+  for (int turn = 0; readers_done_.load(std::memory_order_acquire) < counts.readers; ++turn) {
+    if (turn >= kSpins) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
   const Range share = partition(static_cast<int64_t>(size), thread, threads_.size(), 16);
   if (!share.empty()) {
     std::memcpy(static_cast<float*>(norm.residual) + share.begin, sum + share.begin,

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/float_types.h"
+#include "base/power_of_two.h"
 
 namespace nfp {
 namespace {
@@ -33,8 +34,6 @@ int room_below_nestable(float x, Span span) {
   const bool wide = (std::bit_cast<uint32_t>(x) & 0x7fffffu) > 0x600000u;  // its fraction is over 1.75
   return -span.top - (wide ? 1 : 0);
 }
-
-float power_of_two(int exponent) { return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23); }
 
 // Where a dtype's numbers begin and end: multiples of 2^bottom below 2^(top + 1).
 Span range_of(DType dtype) {

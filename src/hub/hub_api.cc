@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <cstdlib>
 #include <thread>
 
 #include "base/json_depth.h"
@@ -16,11 +15,6 @@ namespace nfp {
 namespace {
 
 constexpr size_t kMaxAnswer = size_t{64} << 20;  // bytes: lists of files of the largest repositories have a few MB
-
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
 
 std::string trimmed(std::string text) {
   const auto space = [](unsigned char c) { return std::isspace(c) != 0; };

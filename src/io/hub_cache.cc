@@ -14,11 +14,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
-
 // What the hub allows in the name of an organisation or a model.
 bool is_name(std::string_view text) {
   const auto fits = [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.'; };
@@ -48,6 +43,11 @@ std::string with_variables(std::string_view text) {
 }
 
 }  // namespace
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
 
 std::string path_variable(const char* name) {
   std::string text = variable(name);

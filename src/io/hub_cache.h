@@ -13,6 +13,8 @@
 
 namespace nfp {
 
+// What a variable of the environment holds, empty where there is none.
+std::string variable(const char* name);
 // The path that a variable of the environment holds, empty where there is none. A leading ~ and variables in it ($HOME,
 // ${HOME}) are put in as Hugging Face's clients do: files that set variables for services do not.
 std::string path_variable(const char* name);

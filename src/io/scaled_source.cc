@@ -1,19 +1,17 @@
 #include "io/scaled_source.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "base/float_types.h"
+#include "base/power_of_two.h"
 
 namespace nfp {
 namespace {
 
 constexpr int kMostExponent = 60;  // of a row or a column: 2^e of both is a normal FP32 number
-
-float power_of_two(int exponent) { return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23); }
 
 class ScaledSource final : public ModelSource {
  public:

@@ -3,17 +3,12 @@
 #include <algorithm>
 #include <mutex>
 
-#include "base/float_types.h"
 #include "nested/format.h"
 
 namespace nfp {
 namespace {
 
 constexpr int64_t kChunkBytes = 256 << 10;  // of rows read at once by a thread: stays in its L2 cache
-
-float value_of(uint16_t bits, WeightType type) {
-  return type == WeightType::kF16 ? fp16_to_fp32(bits) : bf16_to_fp32(bits);
-}
 
 // What one thread found in its rows; `failed_row` orders failures so that the one reported does not depend on timing.
 struct Part {

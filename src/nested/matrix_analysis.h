@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "base/float_types.h"
 #include "base/result.h"
 #include "base/thread_pool.h"
 #include "nested/matrix_reader.h"
@@ -26,6 +27,10 @@
 namespace nfp {
 
 enum class WeightType : uint8_t { kF16, kBF16 };
+
+inline float value_of(uint16_t bits, WeightType type) {
+  return type == WeightType::kF16 ? fp16_to_fp32(bits) : bf16_to_fp32(bits);
+}
 
 // e is kept within these, so that 2^e and 2^(e-8) are normal FP32 numbers with room for the products they scale.
 inline constexpr int kMinRowExponent = -100;

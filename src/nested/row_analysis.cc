@@ -5,18 +5,13 @@
 
 #include "base/clones.h"
 #include "base/float_types.h"
+#include "base/power_of_two.h"
 #include "nested/format.h"
 #include "nested/matrix_analysis.h"
 #include "nested/narrow.h"
 
 namespace nfp {
 namespace {
-
-float value_of(uint16_t bits, WeightType type) {
-  return type == WeightType::kF16 ? fp16_to_fp32(bits) : bf16_to_fp32(bits);
-}
-
-float power_of_two(int exponent) { return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23); }
 
 // Smallest e of either sign, within the limits, with largest * 2^-e <= 1.75. Needs largest > 0.
 int smallest_exponent(float largest) {

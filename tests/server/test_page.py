@@ -43,6 +43,7 @@ class Browser:
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(domain + ".enable")
+        self.call("Page.addScriptToEvaluateOnNewDocument", source="window.yes = true; window.confirm = text => { window.asked = text; return yes; }")
 
     def call(self, method, **params):
         self.number += 1
@@ -326,9 +327,11 @@ def test_conversations_are_kept(browser, launch):
     browser.js("[...document.querySelectorAll('.msg.assistant button')].find(b => b.textContent === 'Regenerate').click()")
     browser.wait("document.getElementById('stop').disabled && document.querySelectorAll('.msg').length === 2")
     assert last(browser) == "changed"
-    browser.js("document.querySelector('#conversations .drop').click()")
+    browser.js("yes = false; document.querySelector('#conversations .drop').click()")
+    assert browser.js("asked") == 'Delete "SAY:changed"?' and browser.js(titles) == ["SAY:changed", "SAY:three"]
+    browser.js("yes = true; document.querySelector('#conversations .drop').click()")
     assert browser.js(titles) == ["SAY:three"]
-    browser.js("window.confirm = () => true; document.getElementById('forget').click()")
+    browser.js("document.getElementById('forget').click()")
     assert browser.js(titles) == [] and browser.js("localStorage.length") <= 1
     complaints(browser, server)
 

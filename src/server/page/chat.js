@@ -187,6 +187,7 @@ function takeOthers() {
 }
 
 function forget(one) {
+  if (!confirm(`Delete "${one.title}"?`)) return;
   const drops = () => [...$("conversations").querySelectorAll(".drop")], place = drops().indexOf(document.activeElement);
   if (one === current && abort) abort.abort();
   store.drop(one);

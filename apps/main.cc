@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -30,6 +31,20 @@ void fill_standard_files() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY);
   }
+}
+
+// Where a positional argument is missing: the flag before it that took it for one of its values, if any.
+std::string taken_by_a_list(const CLI::App& verb) {
+  const auto options = verb.get_options();
+  const bool missing = std::any_of(options.begin(), options.end(), [](const CLI::Option* option) {
+    return option->get_positional() && option->get_required() && option->count() == 0;
+  });
+  for (const CLI::Option* option : options) {
+    if (!missing || !option->nonpositional() || option->results().size() < 2) continue;
+    return fmt::format("; {} takes several values, also '{}': name the former before it", option->get_name(),
+                       option->results().back());
+  }
+  return "";
 }
 
 int finish(const nfp::Status& status) {
@@ -86,7 +101,8 @@ int main(int argc, char** argv) {
       return finish(status);
     }
     std::string verb = "nestedfp";
-    for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+    const CLI::App* at = &app;
+    while (!at->get_subcommands().empty()) {
       at = at->get_subcommands().front();
       verb += " " + at->get_name();
     }
@@ -94,7 +110,9 @@ int main(int argc, char** argv) {
       nfp::log::say("nestedfp: error: {}: not expected here; `{} --help` lists what is\n",
                     nfp::log::without_controls(fmt::format("{}", fmt::join(app.remaining(true), " "))), verb);
     } else {
-      nfp::log::say("nestedfp: error: {} (see `{} --help`)\n", nfp::log::without_controls(error.what()), verb);
+      const bool required = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+      nfp::log::say("nestedfp: error: {} (see `{} --help`)\n",
+                    nfp::log::without_controls(error.what() + (required ? taken_by_a_list(*at) : "")), verb);
     }
     return 2;
   } catch (const std::bad_alloc&) {

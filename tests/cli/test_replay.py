@@ -152,6 +152,12 @@ class Replay(Scratch):
         for name in ("--policies", "slow", "threshold:", "slo, slo-fp16, slo-fp8"):
             self.assertIn(name, line)
 
+    def test_a_trace_that_a_list_took_is_told(self):
+        said = failure("replay", "--policies", "slo", self.trace, "--simulate", self.table, code=2)
+        self.assertIn(f"TRACE is required; --policies takes several values, also '{self.trace}': name the former before it", said)
+        self.assertNotIn("several", failure("replay", "--policies", "slo", "--simulate", self.table, code=2))
+        run("replay", "--simulate", self.table, "--policies", "slo", "--", self.trace)
+
     def test_flags_that_do_nothing_are_named(self):
         def idle(*words, code=0):
             return re.findall(r"warning (--[a-z0-9-]+): does nothing, as ", run("replay", self.trace, "--requests", "3", *words, code=code)[1])

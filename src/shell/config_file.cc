@@ -154,8 +154,10 @@ class Reader {
     skip_comment();
     if (peek() == '\r') ++place_;
     if (at_end() || peek() == '\n') return ok_status();
-    return bad(
-        fmt::format("'{}': a line ends after its value; text with spaces needs quotes around all of it", rest(place_)));
+    const std::string_view more = rest(place_);
+    return bad(fmt::format("'{}': a line ends after its value; {}", more,
+                           more.starts_with(',') ? "several values are a list, in [...]"
+                                                 : "text with spaces needs quotes around all of it"));
   }
 
   Status read_header(bool late) {

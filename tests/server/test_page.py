@@ -303,6 +303,20 @@ def test_no_markdown_stops_the_page(browser, launch, what):
     assert [browser.js(f"{here}.querySelectorAll('{tag}').length") for tag in ("strong", "a")] == [1000, 1000]
 
 
+def test_no_code_stops_the_page(browser, launch):
+    """Words that follow each other in C++ take the library minutes: they are not coloured. What is begins and ends where it should."""
+    server = launch()
+    open_page(browser, server)
+    if not browser.js("markdown !== null"):
+        pytest.skip("built without markdown-it, DOMPurify and highlight.js (scripts/install-deps)")
+    here = "[...document.querySelectorAll('.code')].pop()"
+    for code in ("'a '.repeat(20000)", "'a a a a\\n'.repeat(5000)", "'/*' + ' a comment\\n'.repeat(300) + '*/ int x;\\n'"):
+        browser.js(f"window.text = {code}; current.messages.push({{role: 'assistant', content: '```cpp\\n' + text + '\\n```'}}); showConversation()")
+        assert browser.js(f"{here}.querySelector('code').textContent.trim() === text.trim()"), code
+    assert browser.js(f"[...{here}.querySelectorAll('.hljs-comment')].map(e => e.textContent).join('') === text.slice(0, text.indexOf(' int'))")
+    assert browser.js(f"[...{here}.querySelectorAll('.hljs-keyword')].map(e => e.textContent)") == ["int"]
+
+
 def test_conversations_are_kept(browser, launch):
     server = launch()
     open_page(browser, server)

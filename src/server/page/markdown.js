@@ -64,12 +64,29 @@ const markdown = (() => {
   };
 })();
 
+// Code as HTML, or null: the expressions of some languages take cubic time (C++'s for "a a a ..."), so that code is
+// coloured a thousand characters of whole lines at a time, and not at all where a line is long or time is up.
+function coloured(language, text) {
+  const ends = performance.now() + mostRendering, parts = [""];
+  for (const line of text.split(/(?<=\n)/)) {
+    if (line.length > 2000) return null;
+    if (parts.at(-1).length > 1000) parts.push("");
+    parts.push(parts.pop() + line);
+  }
+  let html = "", state;
+  for (const part of parts) {
+    if (performance.now() > ends) return null;
+    state = hljs.highlight(language, part, true, state?.top);
+    html += state.value;
+  }
+  return html;
+}
+
 function frameCode(pre) {
   const code = pre.querySelector("code") || pre;
   const language = ((code.className || "").match(/language-([\w+#-]+)/) || [])[1] || "";
-  if (language && window.hljs && hljs.getLanguage(language) && code.textContent.length < 50000) {
-    code.replaceChildren(sanitised(hljs.highlight(language, code.textContent, true).value, {ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"]}));
-  }
+  const html = language && window.hljs && hljs.getLanguage(language) ? coloured(language, code.textContent) : null;
+  if (html !== null) code.replaceChildren(sanitised(html, {ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"]}));
   const frame = document.createElement("div"), bar = document.createElement("div"), name = document.createElement("span");
   frame.className = "code";
   bar.className = "bar";

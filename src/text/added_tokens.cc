@@ -19,7 +19,6 @@ Result<AddedTokens> AddedTokens::make(std::vector<AddedToken> tokens, const Norm
   RegexSearch search;
   for (size_t i = 0; i < tokens.size(); ++i) {
     const AddedToken& token = tokens[i];
-    const auto index = static_cast<int32_t>(i);
     if (!added.by_id_.emplace(token.id, i).second) {
       return error(ErrorCode::kInvalidInput, "field 'added_tokens' has id {} twice", token.id);
     }
@@ -31,8 +30,13 @@ Result<AddedTokens> AddedTokens::make(std::vector<AddedToken> tokens, const Norm
       NFP_ASSIGN_OR_RETURN(Regex word, Regex::compile(kWordCharacter));
       added.word_.push_back(std::move(word));
     }
-    if (!token.normalized || token.both) added.raw_.add(token.content, index);
-    if (token.normalized) {
+    if (!token.normalized || token.both) added.raw_.add(token.content, static_cast<int32_t>(i));
+  }
+  // Of those that are the same text when normalized the first is found, and special ones come first.
+  for (const bool special : {true, false}) {
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const AddedToken& token = tokens[i];
+      if (token.content.empty() || !token.normalized || token.special != special) continue;
       std::string storage;
       NFP_ASSIGN_OR_RETURN(const std::string_view content, normalizer.apply(token.content, storage, search));
       if (content.size() > kMaxTokenBytes) {  // the normalizer may make more of it
@@ -40,7 +44,7 @@ Result<AddedTokens> AddedTokens::make(std::vector<AddedToken> tokens, const Norm
                      "the added token with id {} has {} bytes when normalized; at most {} are supported", token.id,
                      content.size(), kMaxTokenBytes);
       }
-      added.normalized_.add(content, index);
+      added.normalized_.add(content, static_cast<int32_t>(i));
     }
   }
   added.tokens_ = std::move(tokens);

@@ -49,6 +49,14 @@ TEST(AddedTokens, SpecialTokensCanBeOrdinaryText) {
   EXPECT_EQ(split(tokens, "<s><t>", false), (Strings{"<s>", "2:<t>"}));
 }
 
+TEST(AddedTokens, OfTwoThatAreNormalizedAlikeTheSpecialOneWins) {
+  std::vector<AddedToken> tokens = {token(1, "<a>"), token(2, "<b>", true), token(3, "<c>", true)};
+  for (AddedToken& each : tokens) each.normalized = true;
+  Normalizer normalizer;
+  for (const char* from : {"b", "c"}) normalizer.add(Normalizer::Replace{from, {}, "a"});
+  EXPECT_EQ(split(tokens, "x<a>", true, true, normalizer), (Strings{"x", "2:<a>"}));
+}
+
 TEST(AddedTokens, WholeWordsOnly) {
   std::vector<AddedToken> tokens = {token(1, "ing")};
   tokens[0].single_word = true;

@@ -208,6 +208,32 @@ def test_unknown_fields_of_output_formats(fake, strict, path, body, ignored):
     assert r.status_code == 400 and f"unknown parameter '{ignored}'" in r.text
 
 
+@pytest.mark.parametrize("path,body", [
+    ("/v1/chat/completions", {"response_format": {"type": "json_object", "schema": SCHEMA}}),
+    ("/v1/completions", {"response_format": {"type": "json_schema", "schema": SCHEMA}}),
+    ("/v1/chat/completions", {"json_schema": SCHEMA, "grammar": ""}),
+    ("/v1/completions", {"grammar": 'root ::= space ("true" | "false")\nspace ::= | " " | "\\n"{1,2} [ \\t]{0,20}'}),
+    ("/v1/responses", {"text": {"format": {"type": "json_object", "schema": SCHEMA}}}),
+    ("/v1/messages", {"json_schema": SCHEMA}),
+])
+def test_grammars_as_other_servers_take_them(fake, strict, path, body):
+    if not httpx.get(fake.url + "/v1/models").json()["data"][0]["grammars"]:
+        pytest.skip("built without xgrammar")
+    asked = {"/v1/responses": {"input": "x"}, "/v1/completions": {"prompt": "x", "max_tokens": 30}}
+    body = asked.get(path, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 30}) | body
+    for server in (fake, strict):
+        r = httpx.post(server.url + path, json=body, timeout=60)
+        assert r.status_code == 200 and "X-NestedFP-Ignored" not in r.headers, r.text
+        answer = r.json()
+        if path == "/v1/responses":
+            text = answer["output"][0]["content"][0]["text"]
+        elif path == "/v1/messages":
+            text = answer["content"][0]["text"]
+        else:
+            text = answer["choices"][0].get("text") or answer["choices"][0]["message"]["content"]
+        assert text.strip() in ("true", "false"), text
+
+
 def test_all_that_vllms_class_of_structured_outputs_has(fake):
     unset = {"json": None, "grammar": None, "choice": None, "json_object": None, "disable_fallback": False, "disable_any_whitespace": False,
              "disable_additional_properties": False, "whitespace_pattern": None, "structural_tag": None}

@@ -72,7 +72,7 @@ COMMON_OPENAI = f"model n stream stream_options user metadata safety_identifier 
 COMMON_VLLM = """add_special_tokens allowed_token_ids bad_words cache_salt ignore_eos include_stop_str_in_output kv_transfer_params
  length_penalty logits_processors min_p min_tokens priority prompt_logprobs repetition_penalty request_id response_format
  return_token_ids return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens stop_token_ids structured_outputs
- top_k truncate_prompt_tokens use_beam_search vllm_xargs guided_json guided_regex guided_choice guided_grammar
+ top_k truncate_prompt_tokens truncation_side use_beam_search vllm_xargs guided_json guided_regex guided_choice guided_grammar
  guided_decoding_backend guided_whitespace_pattern"""
 
 # Schema of openapi.json, and the fields that others have: (name, OpenAI's or Anthropic's, vLLM's besides).
@@ -97,7 +97,8 @@ REQUESTS = [
     ("POST /v1/embeddings", "EmbeddingRequest", "OpenAI",
      "input model dimensions encoding_format user",
      """add_special_tokens add_generation_prompt cache_salt chat_template chat_template_kwargs continue_final_message embed_dtype
-     endianness messages normalize priority request_id truncate_prompt_tokens mm_processor_kwargs"""),
+     endianness messages normalize priority request_id truncate_prompt_tokens
+     truncation_side mm_processor_kwargs"""),
 ]
 
 # Fields that are an error when they ask for something, and why.

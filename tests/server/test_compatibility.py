@@ -24,7 +24,7 @@ VALUES = {
     "messages": None, "input": None, "prompt": None, "model": "fake", "stop": "zz", "logit_bias": {"65": -1}, "allowed_token_ids": [120, 257], "bad_words": ["zz"], "response_format": {"type": "text"},
     "stream_options": None, "tools": None, "tool_choice": None, "top_logprobs": None, "previous_response_id": None,
     "prompt_logprobs": None, "n": 2, "best_of": 2, "thinking": None, "output_config": None, "reasoning": None, "text": None, "system": "a",
-    "instructions": "a", "include": [], "truncation": None, "modalities": ["text"], "service_tier": "auto", "store": None, "reasoning_effort": None,
+    "instructions": "a", "include": [], "truncation": None, "truncation_side": "right", "modalities": ["text"], "service_tier": "auto", "store": None, "reasoning_effort": None,
     "verbosity": None, "documents": None, "structured_outputs": None, "guided_json": None, "guided_regex": None,
     "guided_choice": None, "guided_grammar": None, "grammar": None, "json_schema": None, "temperature": 0.5, "top_p": 0.5, "min_p": 0.1, "precision": "auto", "metadata": {"a": "b"},
     "user": "a", "safety_identifier": "a", "prompt_cache_key": "a", "prompt_cache_retention": "24h", "cache_salt": "a",

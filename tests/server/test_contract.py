@@ -22,7 +22,7 @@ COMMON = {
     "frequency_penalty": 0.1, "repetition_penalty": 1.1, "seed": 7, "stop": ["zz", "yy"], "stop_token_ids": [200],
     "ignore_eos": True, "min_tokens": 2, "logit_bias": {"65": -100}, "allowed_token_ids": [97, 98, 99], "bad_words": ["a", "bc"], "n": 2, "prompt_logprobs": 1, "add_special_tokens": False,
     "skip_special_tokens": True, "precision": "exact", "user": "somebody", "metadata": {"a": "b"},
-    "truncate_prompt_tokens": 50, "return_token_ids": True, "return_tokens_as_token_ids": True,
+    "truncate_prompt_tokens": 50, "truncation_side": "left", "return_token_ids": True, "return_tokens_as_token_ids": True,
 }
 COMPLETION = {**COMMON, "prompt": "x", "echo": True, "logprobs": 2, "best_of": 3}
 CHAT = {**COMMON, "messages": [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]},
@@ -271,7 +271,7 @@ def test_token_ids(fake):
     assert sum((c["choices"][0].get("token_ids", []) for c in chunks), []) == expected
 
 
-def test_prompts_are_truncated_from_the_left(fake):
+def test_prompts_are_truncated(fake):
     def used(**more):
         return httpx.post(fake.url + "/v1/completions", json={"prompt": "x" * 5000 + "SAY:yes", "max_tokens": 10, **more})
     assert used().status_code == 400
@@ -282,6 +282,10 @@ def test_prompts_are_truncated_from_the_left(fake):
     # What is left of it is what is echoed, so that offsets are those of the text.
     choice = used(truncate_prompt_tokens=9, echo=True, logprobs=0).json()["choices"][0]
     assert choice["text"] == "xxSAY:yesyes" and choice["logprobs"]["text_offset"] == list(range(13))
+    # Or what comes first.
+    assert used(truncate_prompt_tokens=9, truncation_side="left", echo=True).json()["choices"][0]["text"] == "xxSAY:yesyes"
+    assert used(truncate_prompt_tokens=9, truncation_side="right", echo=True).json()["choices"][0]["text"] == "xxxxxxxxxabcdefghij"
+    assert used(truncation_side="middle").json()["error"]["param"] == "truncation_side"
 
 
 @pytest.mark.parametrize("path,body,name", [

@@ -58,6 +58,7 @@ def test_by_the_openai_package(client):
 
 def test_pooling_and_normalisation(fake, launch):
     assert vectors(fake, input="abc", normalize=False) == [[99, 2, 1, 0, 0, 0, 0, 0]]
+    assert vectors(fake, input="xyz" + "a" * 5000, truncate_prompt_tokens=3, truncation_side="right", normalize=False) == [[122, 2, 1, 0, 0, 0, 0, 0]]
     assert vectors(fake, input="abc", normalize=False, pooling="mean") == [[98, 1, 1, 0, 0, 0, 0, 0]]
     assert near(vectors(fake, input="abc", pooling="mean")[0], unit([98, 1, 1] + 5 * [0]))
     mean = launch("--pooling", "mean")

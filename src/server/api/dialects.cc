@@ -47,6 +47,7 @@ void pass_on(Fields& fields, Json* chat) {
                            "include_reasoning",
                            "skip_special_tokens",
                            "truncate_prompt_tokens",
+                           "truncation_side",
                            "precision",
                            "cache_salt",
                            "chat_template_kwargs",

@@ -504,6 +504,12 @@ MaybeError parse_serving(Fields& fields, GenerationRequest* out) {
   int truncate = 0;
   NFP_API_TRY(fields.get("truncate_prompt_tokens", -1, INT32_MAX, &truncate));
   if (truncate != 0) out->truncate_prompt = truncate;
+  std::string side;
+  NFP_API_TRY(fields.get("truncation_side", &side));
+  if (!side.empty() && side != "left" && side != "right") {
+    return bad_request("truncation_side", "'truncation_side' must be left or right");
+  }
+  out->keep_prompt_start = side == "right";
   std::string precision;
   NFP_API_TRY(fields.get("precision", &precision));
   if (!precision.empty()) NFP_API_TRY(parse_precision(precision, "precision", &out->precision));

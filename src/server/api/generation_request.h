@@ -96,7 +96,8 @@ struct GenerationRequest {
   bool continuous_usage = false;
   std::optional<bool> add_special_tokens;  // absent = as the endpoint does it
   bool skip_special_tokens = true;
-  std::optional<int32_t> truncate_prompt;  // the last so many tokens of a prompt; -1 = as many as there is room for
+  std::optional<int32_t> truncate_prompt;  // so many tokens of a prompt; -1 = as many as there is room for
+  bool keep_prompt_start = false;          // of these the first, else the last
   bool return_token_ids = false;
   bool tokens_as_ids = false;  // "token_id:17" in lists of log-probabilities
   std::optional<PrecisionClass> precision;
@@ -137,7 +138,7 @@ MaybeError check_service_tier(Fields& fields);
 // Text or token ids, one or a list: 'prompt' of completions, 'input' of embeddings (`param`).
 MaybeError parse_prompt(const Json& prompt, std::string_view param, const RequestLimits& limits,
                         std::vector<PromptInput>* out);
-// What any request may say of how it is served: truncate_prompt_tokens, precision, cache_salt, user, priority, targets.
+// What any request may say of how it is served: truncation, precision, cache_salt, user, priority, targets.
 MaybeError parse_serving(Fields& fields, GenerationRequest* out);
 // `unenforced`: keywords of the tools' schemas that a forced call would not follow; null = not wanted.
 MaybeError parse_tools(const Json& tools, const RequestLimits& limits, Json* out, std::vector<std::string>* ignored,

@@ -180,7 +180,12 @@ MaybeError truncate_prompts(const GenerationRequest& request, int32_t context,
   }
   const auto kept = static_cast<size_t>(most < 0 ? std::max(1, context - request.wanted_tokens()) : most);
   for (auto& prompt : *prompts) {
-    if (prompt.size() > kept) prompt.erase(prompt.begin(), prompt.end() - static_cast<std::ptrdiff_t>(kept));
+    if (prompt.size() <= kept) continue;
+    if (request.keep_prompt_start) {
+      prompt.resize(kept);
+    } else {
+      prompt.erase(prompt.begin(), prompt.end() - static_cast<std::ptrdiff_t>(kept));
+    }
   }
   return std::nullopt;
 }

@@ -63,7 +63,8 @@ class ServedModel {
   int64_t created_ = 0;
 };
 
-// truncate_prompt_tokens: the last so many tokens of each prompt; -1 = as many as the answer leaves room for.
+// truncate_prompt_tokens: the last so many tokens of each prompt, or the first (truncation_side right); -1 = as many as
+// the answer leaves room for.
 MaybeError truncate_prompts(const GenerationRequest& request, int32_t context,
                             std::vector<std::vector<int32_t>>* prompts);
 

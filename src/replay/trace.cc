@@ -161,7 +161,15 @@ class Reader {
           "Response tokens (BurstGPT), or a JSON object with timestamp, input_length and output_length (Mooncake)");
     }
     columns_ = names.size();
-    priority_ = column("priority"), precision_ = column("precision");
+    // In capitals too, as the other columns of these formats have them.
+    const auto ours = [&](std::string_view low) {
+      const auto same = [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a | 0x20 : a) == b; };
+      const auto found = std::find_if(names.begin(), names.end(), [&](std::string_view name) {
+        return std::equal(name.begin(), name.end(), low.begin(), low.end(), same);
+      });
+      return static_cast<size_t>(found - names.begin());
+    };
+    priority_ = ours("priority"), precision_ = ours("precision");
     return ok_status();
   }
 

@@ -55,7 +55,7 @@ TEST(Trace, ReadsWhatTheServerTakesOfARequest) {
   EXPECT_EQ(none->requests[0].priority, 0);
   EXPECT_EQ(none->requests[0].precision, std::nullopt);
   const auto csv = read(
-      "priority,Timestamp,Request tokens,Response tokens,precision\n-3,5,1,2,exact\n,6,1,2,\n7,4,1,2,fast\n"
+      "Priority,Timestamp,Request tokens,Response tokens,PRECISION\n-3,5,1,2,exact\n,6,1,2,\n7,4,1,2,fast\n"
       "2147483647,7,1,2,auto\n");
   const auto json = read(
       "{\"timestamp\": 5000, \"input_length\": 1, \"output_length\": 2, \"priority\": -3, \"precision\": \"exact\"}\n"

@@ -100,6 +100,10 @@ int main(int argc, char** argv) {
       app.exit(error);
       return finish(status);
     }
+    if (argc < 2) {
+      nfp::log::say("nestedfp: error: name a verb, such as `nestedfp chat MODEL`; `nestedfp --help` lists them\n");
+      return 2;
+    }
     std::string verb = "nestedfp";
     const CLI::App* at = &app;
     while (!at->get_subcommands().empty()) {

@@ -359,6 +359,9 @@ class Generate(Scratch):
             self.assertIn("has no tokenizer.json", failure(*words, "--load-format", "dummy"), words[0])
         run("bench", bare, "--load-format", "dummy", "--prompt", "4", "--generate", "2", "--repeats", "1")
 
+    def test_no_verb(self):
+        self.assertIn("name a verb, such as `nestedfp chat MODEL`; `nestedfp --help` lists them", failure(code=2))
+
     def test_help_teaches(self):
         out, _ = run("--help")
         for verb in ["generate", "chat", "convert", "restore", "inspect", "perplexity", "bench"]:

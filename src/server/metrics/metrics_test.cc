@@ -196,6 +196,8 @@ TEST(Metrics, TimelineIsJsonAndKnowsPrecisions) {
   }
   EXPECT_EQ(fp16, 5);
   EXPECT_EQ(fp8, 19);
+  const std::chrono::duration<double, std::milli> unix_time = std::chrono::system_clock::now().time_since_epoch();
+  EXPECT_NEAR((*json)["started_ms"].get<double>(), unix_time.count(), 60'000);
   ASSERT_EQ((*json)["switches"].size(), 1u);
   EXPECT_EQ((*json)["switches"][0]["why"], "first_tokens");
   EXPECT_EQ((*json)["switches"][0]["share"], 0.5);

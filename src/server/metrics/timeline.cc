@@ -80,7 +80,9 @@ std::string Timeline::percentiles(const Samples& samples) const {
 std::string Timeline::json(int64_t after) const {
   const std::lock_guard lock(mutex_);
   const int64_t now = slice_of(EngineClock::now());
-  std::string out = fmt::format(R"({{"now":{},"slice_ms":{},"policy":{},"slices":[)", now, kSliceMs, policy_);
+  const auto started = std::chrono::duration_cast<std::chrono::milliseconds>(started_.time_since_epoch());
+  std::string out = fmt::format(R"({{"started_ms":{},"now":{},"slice_ms":{},"policy":{},"slices":[)", started.count(),
+                                now, kSliceMs, policy_);
   bool first = true;
   const int64_t oldest = std::max(after + 1, now - static_cast<int64_t>(kSlices) + 1);
   for (int64_t i = std::max<int64_t>(oldest, 0); i <= now; ++i) {

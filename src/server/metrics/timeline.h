@@ -27,7 +27,8 @@ class Timeline {
   // What decides on precision, and by which numbers. Before the first step.
   void set_policy(std::string_view name, const LatencyTargets& targets);
 
-  // {"now", "slice_ms", "policy": {"name", "ttft_ms", "itl_ms"},
+  // {"started_ms" (Unix time: which server's), "now" (the slice, from that time on), "slice_ms", "policy": {"name",
+  // "ttft_ms", "itl_ms"},
   //  "slices": [{"i", "fp16", "fp8", "prefill_fp16", "prefill_fp8", "steps", "running", "waiting", "kv", "ms",
   //              "most_tokens", "most_ms"}, ...],
   //  "switches": [{"i", "at_ms", "precision", "share", "tokens", "prefill", "running", "waiting", "lost",
@@ -74,6 +75,7 @@ class Timeline {
   std::string percentiles(const Samples& samples) const;
 
   const EngineClock::time_point start_ = EngineClock::now();
+  const std::chrono::system_clock::time_point started_ = std::chrono::system_clock::now();
   mutable std::mutex mutex_;
   std::array<Slice, kSlices> slices_;
   std::deque<Switch> switches_;

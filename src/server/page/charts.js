@@ -1,7 +1,7 @@
 // The load: what the server did in each quarter of a second of the last minute, and why it changed precision.
 const slices = new Map();
 const switches = [];
-let newest = -1, now = 0, sliceMs = 250, policy = null, clockOffset = 0;
+let started = 0, newest = -1, now = 0, sliceMs = 250, policy = null, clockOffset = 0;
 const kept = 240;
 
 function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
@@ -155,16 +155,19 @@ function draw() {
 }
 
 function take(data) {
-  if (data.now < now) {  // the server was started again: its numbers begin anew
-    slices.clear();
-    switches.length = 0;
-    newest = -1;
-    clockOffset = 0;
-    showModel();
+  if (data.started_ms !== started) {
+    if (started) {  // the server was started again: its numbers begin anew, and it was asked for those after an old one
+      slices.clear();
+      switches.length = 0;
+      newest = -1;
+      started = 0;
+      return showModel();
+    }
+    started = data.started_ms;
+    clockOffset = Date.now() - data.now * data.slice_ms;
   }
   now = data.now;
   sliceMs = data.slice_ms;
-  if (!clockOffset) clockOffset = Date.now() - now * sliceMs;
   policy = data.policy;
   for (const s of data.slices) {
     s.decode_fp16 = s.fp16 - s.prefill_fp16;

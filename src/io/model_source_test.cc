@@ -1,6 +1,7 @@
 #include "io/model_source.h"
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 #include <sys/stat.h>
 
 #include <cstdlib>

@@ -234,6 +234,23 @@ def test_grammars_as_other_servers_take_them(fake, strict, path, body):
         assert text.strip() in ("true", "false"), text
 
 
+def test_tools_of_responses_that_are_no_functions(fake, strict):
+    """Codex sends some with every request."""
+    function = {"type": "function", "name": "shell", "parameters": {"type": "object"}}
+    others = [{"type": "web_search", "external_web_access": False}, {"type": "custom", "name": "apply_patch"},
+              {"type": "namespace", "name": "mcp__a", "tools": [function]}]
+    body = {"input": "x", "tools": [others[0], function, *others[1:]], "tool_choice": "auto"}
+    r = httpx.post(fake.url + "/v1/responses", json=body)
+    assert r.status_code == 200 and r.headers["X-NestedFP-Ignored"] == "tools[0], tools[2], tools[3]", r.text
+    assert httpx.post(fake.url + "/v1/responses/input_tokens", json=body).json()["input_tokens"] == httpx.post(
+        fake.url + "/v1/responses/input_tokens", json=body | {"tools": [function]}).json()["input_tokens"]
+    for url, sent in ((strict.url, body), (fake.url, body | {"tools": others})):
+        r = httpx.post(url + "/v1/responses", json=sent)
+        assert r.status_code == 400 and "'tools[0].type' is 'web_search'; this server runs no tools of its own" in r.text
+    r = httpx.post(fake.url + "/v1/responses", json=body | {"tool_choice": {"type": "web_search"}})
+    assert r.status_code == 400 and "tool_choice" in r.text
+
+
 def test_all_that_vllms_class_of_structured_outputs_has(fake):
     unset = {"json": None, "grammar": None, "choice": None, "json_object": None, "disable_fallback": False, "disable_any_whitespace": False,
              "disable_additional_properties": False, "whitespace_pattern": None, "structural_tag": None}

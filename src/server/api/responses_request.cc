@@ -131,6 +131,10 @@ MaybeError read_tools(const Json& tools, const Unknown& unknown, Json* out) {
   if (tools.size() > static_cast<size_t>(most)) {
     return bad_request("tools", fmt::format("'tools' has {} entries; at most {} are allowed", tools.size(), most));
   }
+  // Tools that a server runs, or a client by a protocol of its own, are sent along by agents (Codex: web_search,
+  // namespace, custom), which do without them; whoever sends nothing else wants just these.
+  const bool has_functions = std::any_of(
+      tools.begin(), tools.end(), [](const Json& tool) { return dialect::text_field(tool, "type") == "function"; });
   *out = Json::array();
   for (size_t i = 0; i < tools.size(); ++i) {
     const Json& tool = tools[i];
@@ -139,10 +143,12 @@ MaybeError read_tools(const Json& tools, const Unknown& unknown, Json* out) {
       return bad_request(where, fmt::format("'{}' must be an object with a 'type'", where));
     }
     if (tool["type"] != "function") {
-      return bad_request(where + ".type",
-                         fmt::format("'{}.type' is '{}'; this server runs no tools of its own: only function is known",
-                                     where, tool["type"].get_ref<const std::string&>().substr(0, 64)),
-                         "unsupported_parameter");
+      const std::string why =
+          fmt::format("'{}.type' is '{}'; this server runs no tools of its own: only function is known", where,
+                      tool["type"].get_ref<const std::string&>().substr(0, 64));
+      if (!has_functions) return bad_request(where + ".type", why, "unsupported_parameter");
+      NFP_API_TRY(unknown.leave_out(where, why));
+      continue;
     }
     if (!tool.contains("name") || !tool["name"].is_string() || tool["name"].get_ref<const std::string&>().empty()) {
       return bad_request(where + ".name", fmt::format("'{}.name' must be a non-empty string", where));

@@ -33,7 +33,7 @@ def test_wrong_flags_are_named(tmp_path):
     assert "--served-model-name is empty" in refuse("--served-model-name", "a", "")
     for origin in ("https://a.example/", "a.example", "https://", ""):
         assert f"--allowed-origins {origin}:" in refuse("--allowed-origins", "http://localhost:3000", "*", "null", origin)
-    assert "--max-num-seqs" in refuse("--max-num-seqs", 0)
+    assert "--max-num-seqs" in refuse("--max-num-seqs", -1)
     assert "no-such-model.gguf" in refuse()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

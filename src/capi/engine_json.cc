@@ -196,9 +196,7 @@ Result<Request> parse_request(const Json& json, const Tokenizer* tokenizer, int3
     return ok_status();
   });
   fields.other("precision", one_of<PrecisionClass>("precision", request.precision,
-                                                   {{"auto", PrecisionClass::kAuto},
-                                                    {"exact", PrecisionClass::kExact},
-                                                    {"fast", PrecisionClass::kFast}}));
+                                                   {kPrecisionClassNames.begin(), kPrecisionClassNames.end()}));
   fields.number("temperature", p.temperature);
   fields.integer("top_k", p.top_k, 0, kMost);
   fields.number("top_p", p.top_p);

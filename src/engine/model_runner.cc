@@ -125,6 +125,11 @@ std::vector<int32_t> default_graph_sizes(int32_t max_sequences) {
   return sizes;
 }
 
+void set_defaults(SchedulerLimits& limits, const Backend& backend) {
+  if (limits.max_sequences <= 0) limits.max_sequences = backend.default_sequences();
+  if (limits.max_step_tokens <= 0) limits.max_step_tokens = backend.default_step_tokens();
+}
+
 Result<std::unique_ptr<ModelRunner>> ModelRunner::create(Model& model, EngineConfig config) {
   std::unique_ptr<ModelRunner> runner(new ModelRunner(model, std::move(config)));
   NFP_RETURN_IF_ERROR(runner->prepare());
@@ -135,8 +140,7 @@ Status ModelRunner::prepare() {
   Backend& backend = model_.backend();
   const ModelConfig& config = model_.config();
   SchedulerLimits& most = config_.limits;
-  if (most.max_sequences <= 0) most.max_sequences = backend.default_sequences();
-  if (most.max_step_tokens <= 0) most.max_step_tokens = backend.default_step_tokens();
+  set_defaults(most, backend);
   const bool given = config_.max_context > 0;
   if (!given) config_.max_context = config.default_context();
   least_context_ = given ? config_.max_context : std::min(config_.max_context, kLeastContext);
@@ -227,7 +231,6 @@ Result<int64_t> ModelRunner::choose_kv_blocks() const {
     return config_.kv_bytes / block;
   }
   if (const auto memory = model_.backend().memory()) return blocks_that_fit(*memory, static_cast<uint64_t>(block));
-  const auto blocks_of = [&](int64_t tokens) { return (tokens + config_.block_size - 1) / config_.block_size; };
   const auto quarter = static_cast<int64_t>(available_memory() / 4) / block;
   return std::max(blocks_of(least_context_),
                   std::min(blocks_of(config_.max_context) * config_.limits.max_sequences, quarter));
@@ -240,7 +243,7 @@ Result<int64_t> ModelRunner::blocks_that_fit(const DeviceMemory& memory, uint64_
   const uint64_t taken = memory.total - memory.free - std::min(memory.others, memory.total - memory.free);
   const uint64_t left = std::min(allowed > taken ? allowed - taken : 0, memory.free);
   const uint64_t blocks = left > kLater ? (left - kLater) / block_bytes : 0;
-  const auto context = static_cast<uint64_t>((least_context_ + config_.block_size - 1) / config_.block_size);
+  const auto context = static_cast<uint64_t>(blocks_of(least_context_));
   if (blocks <= context) {
     constexpr double kGiB = 1 << 30;
     return error(

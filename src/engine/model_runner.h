@@ -25,6 +25,9 @@ namespace nfp {
 // 1, 2, 4, 8, then every 8 up to 256 and every 32 beyond, ending in max_sequences.
 std::vector<int32_t> default_graph_sizes(int32_t max_sequences);
 
+// Limits that are 0 become the backend's.
+void set_defaults(SchedulerLimits& limits, const Backend& backend);
+
 class ModelRunner final : public StepRunner {
  public:
   // The model must outlive the runner. Error: a context that the model does not have, a KV cache without a block.
@@ -91,6 +94,7 @@ class ModelRunner final : public StepRunner {
 
   ModelRunner(Model& model, EngineConfig config) : model_(model), config_(std::move(config)) {}
   Status prepare();
+  int64_t blocks_of(int64_t tokens) const { return (tokens + config_.block_size - 1) / config_.block_size; }
   // Of a KV cache whose size in blocks is not given.
   Result<int64_t> choose_kv_blocks() const;
   Result<int64_t> blocks_that_fit(const DeviceMemory& memory, uint64_t block_bytes) const;

@@ -141,4 +141,15 @@ Found validate(std::span<const int32_t> prompt, const SamplingParams& sampling, 
   return prompt_only ? check_whole(prompt, bounds) : check_prompt(prompt, sampling, bounds);
 }
 
+std::string_view name_of(PrecisionClass precision) {
+  return kPrecisionClassNames[static_cast<size_t>(precision)].first;
+}
+
+std::optional<PrecisionClass> precision_class_from_name(std::string_view name) {
+  for (const auto& [known, precision] : kPrecisionClassNames) {
+    if (known == name) return precision;
+  }
+  return std::nullopt;
+}
+
 }  // namespace nfp

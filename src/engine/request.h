@@ -1,6 +1,7 @@
 // What a caller asks of the engine and what it gets back.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -92,6 +93,11 @@ enum class PrecisionClass : uint8_t {
   kExact,  // FP16 steps only, and no cached prefix that an FP8 step had a part in
   kFast,   // FP8 whenever no other request of the step asks for more
 };
+// Their names in this order, as requests and traces have them.
+inline constexpr std::array<std::pair<std::string_view, PrecisionClass>, 3> kPrecisionClassNames = {
+    {{"auto", PrecisionClass::kAuto}, {"exact", PrecisionClass::kExact}, {"fast", PrecisionClass::kFast}}};
+std::string_view name_of(PrecisionClass precision);
+std::optional<PrecisionClass> precision_class_from_name(std::string_view name);
 
 // Restricts which tokens may come next (a grammar). Used by the engine's thread only.
 class TokenConstraint {

@@ -34,10 +34,8 @@ EngineConfig measured_engine(const LoadedModel& loaded, const StartStepsOptions&
   constexpr int32_t kLongest = 4096;
   engine.max_context =
       std::min(engine.max_context > 0 ? engine.max_context : loaded.config.default_context(), kLongest);
-  if (engine.limits.max_sequences <= 0) engine.limits.max_sequences = loaded.backend->default_sequences();
-  int32_t& tokens = engine.limits.max_step_tokens;
-  if (tokens <= 0) tokens = loaded.backend->default_step_tokens();
-  tokens = std::max(tokens, engine.limits.max_sequences);
+  set_defaults(engine.limits, *loaded.backend);
+  engine.limits.max_step_tokens = std::max(engine.limits.max_step_tokens, engine.limits.max_sequences);
   return engine;
 }
 

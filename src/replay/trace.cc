@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <chrono>
 #include <cmath>
@@ -13,7 +12,6 @@
 #include <ios>
 #include <optional>
 #include <system_error>
-#include <utility>
 
 #include "base/csv.h"
 #include "base/json_depth.h"
@@ -23,8 +21,6 @@ namespace nfp {
 namespace {
 
 constexpr double kMostSeconds = 1e11;  // year 5138: beyond it the unit is wrong
-constexpr std::array<std::pair<std::string_view, PrecisionClass>, 3> kPrecisions = {
-    {{"auto", PrecisionClass::kAuto}, {"exact", PrecisionClass::kExact}, {"fast", PrecisionClass::kFast}}};
 
 template <typename Number>
 std::optional<Number> number_in(std::string_view text) {
@@ -181,11 +177,8 @@ class Reader {
     return ok_status();
   }
   Status set_precision(std::string_view precision) {
-    for (const auto& [name, of_name] : kPrecisions) {
-      if (name != precision) continue;
-      asked_.precision = of_name;
-      return ok_status();
-    }
+    asked_.precision = precision_class_from_name(precision);
+    if (asked_.precision) return ok_status();
     return fail("precision '{}': must be auto, exact or fast", precision);
   }
 
@@ -272,13 +265,6 @@ class Reader {
 };
 
 }  // namespace
-
-std::string_view name_of(PrecisionClass precision) {
-  for (const auto& [name, of_name] : kPrecisions) {
-    if (of_name == precision) return name;
-  }
-  return "auto";
-}
 
 Result<Trace> read_trace(std::istream& in, std::string_view where, const TraceLimits& limits) {
   return Reader(in, where, limits).run();

@@ -44,9 +44,6 @@ struct TraceLimits {
   int32_t most_tokens = 1 << 24;     // of one prompt or answer
 };
 
-// "auto", "exact", "fast", as the server takes it.
-std::string_view name_of(PrecisionClass precision);
-
 // Reads row by row. Errors name the line and the column.
 Result<Trace> read_trace(std::istream& in, std::string_view where, const TraceLimits& limits = {});
 Result<Trace> read_trace_file(const std::string& path);

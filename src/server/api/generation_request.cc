@@ -567,15 +567,9 @@ MaybeError parse_slo_header(std::string_view text, std::string_view header, std:
 }
 
 MaybeError parse_precision(std::string_view text, std::string_view param, std::optional<PrecisionClass>* out) {
-  if (text == "exact") {
-    *out = PrecisionClass::kExact;
-  } else if (text == "auto") {
-    *out = PrecisionClass::kAuto;
-  } else if (text == "fast") {
-    *out = PrecisionClass::kFast;
-  } else {
-    return bad_request(std::string(param), fmt::format("'{}' must be exact, auto or fast", param));
-  }
+  const auto named = precision_class_from_name(text);
+  if (!named) return bad_request(std::string(param), fmt::format("'{}' must be exact, auto or fast", param));
+  *out = named;
   return std::nullopt;
 }
 
